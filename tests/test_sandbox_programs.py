@@ -27,6 +27,9 @@ EVERYDAY = {
     "own exception caught by its base": ("class A(ValueError): pass\ndef f(): raise A('x')", "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert type(e).__name__ == 'A' and isinstance(e, A)"),
     "exception class as a value": ("def f(): return KeyError", "assert f() is KeyError and issubclass(f(), LookupError)"),
     "list subclass with methods": ("class Stack(list):\n def peek(self): return self[-1]\n def push(self, x): self.append(x)", "s = Stack()\ns.push(1)\ns.push(2)\nassert s.peek() == 2 and len(s) == 2 and list(s) == [1, 2]"),
+    "context manager in the checks": ("class C:\n def __init__(s): s.log = []\n def __enter__(s):\n  s.log.append('in')\n  return s\n def __exit__(s, *a): s.log.append('out')", "c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out']"),
+    "contextlib in the program": ("from contextlib import contextmanager\nlog = []\n@contextmanager\ndef f(x):\n log.append(x)\n yield x + 1\n log.append(-x)", "with f(3) as y:\n    assert y == 4\nassert log == [3, -3]"),
+    "context manager class": ("class Timer:\n def __enter__(s):\n  s.on = True\n  return s\n def __exit__(s, *a):\n  s.on = False\n  return False\ndef f():\n with Timer() as t: inside = t.on\n return inside, t.on", "assert f() == (True, False)\nwith Timer() as t:\n    assert t.on\nassert not t.on"),
     "generator as an argument": ("def f(xs): return sum(xs)", "assert f(x * x for x in range(4)) == 14"),
     "iterator as an argument": ("def f(it): return next(it), list(it)", "assert f(iter([1, 2, 3])) == (1, [2, 3])"),
     "map and zip as arguments": ("def f(a, b): return [x + y for x, y in zip(a, b)]", "assert f(map(int, '12'), iter([3, 4])) == [4, 6]"),
@@ -105,7 +108,11 @@ EVERYDAY = {
 }  # fmt: skip
 
 SAID = {  # right in one process, and what the sandbox says about it
-    "context manager in the checks": ("class C:\n def __enter__(s): return 1\n def __exit__(s, *a): return False", "with C() as x:\n    assert x == 1", "enter a C"),
+    "late change of an argument": ("kept = []\ndef f(xs): kept.append(xs)\ndef g(): kept[0].append(9)", "a = [1]\nf(a)\ng()\nassert a == [1, 9]", "after the call"),
+    "value changed after it was passed": ("class S:\n def __init__(s, xs): s.xs = xs\n def total(s): return sum(s.xs)", "a = [1]\ns = S(a)\na.append(2)\nassert s.total() == 3", "after they have passed it"),
+    "list read before a change": ("class S:\n def __init__(s): s.xs = []\n def add(s, x): s.xs.append(x)", "s = S()\nxs = s.xs\ns.add(1)\nassert xs == [1]", "copy"),
+    "suppressed exception": ("from contextlib import suppress\ndef g(): return suppress(ValueError)\ndef f(): raise ValueError", "with g():\n    f()", "suppress"),
+    "mock passed as an argument": ("def f(client): return client.get('x')['n'] + 1", "from unittest.mock import MagicMock\nm = MagicMock()\nm.get.return_value = {'n': 1}\nassert f(m) == 2\nm.get.assert_called_once_with('x')", "can call functions of the checks"),
     "subclass in the checks": ("class A:\n def f(s): return 1", "class B(A):\n    pass\nassert B().f() == 1", "subclass"),
     "objects compared": ("from dataclasses import dataclass\n@dataclass\nclass P:\n x: int", "assert P(1) == P(1)", "not plain data"),
     "objects added": ("class V:\n def __init__(s, x): s.x = x\n def __add__(s, o): return V(s.x + o.x)", "assert (V(1) + V(2)).x == 3", "not plain data"),

@@ -376,7 +376,7 @@ MALFORMED = {
 MALFORMED_COMPLETIONS = {
     "prompt": [None, [], [1, "x"], [[1], "x", 3], [10**6], [-1], "", ["x"] * 1000],
     "n": [{"prompt": ["x"] * 60, "n": 16}],
-    "echo": [True],
+    "echo": [True, {"echo": True, "max_tokens": 1, "n": 2}],
     "max_tokens": [0],
     "suffix": [{"suffix": "x", "n": 2}, {"suffix": "x", "structured_outputs": {"choice": ["b"]}}],
     "logprobs": [6],
@@ -568,3 +568,37 @@ def test_lm_evals_clients_get_what_generate_gives(running, model):
     asked = lm_eval_requests("generate_until", [(one, dict(options)) for one in turns])
     wanted = model.generate(PROMPTS[:3], PLAN["plan"], **limits)
     assert chat.generate_until(asked, disable_tqdm=True) == [result.text for result in wanted]
+
+
+def test_lm_evals_likelihoods_are_the_chain_rule_from_left_to_right(running, model, tmp_path):
+    """Each token given those before it, all later ones masked; whatever the split into context and continuation."""
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    model.tokenizer.save_pretrained(tmp_path)
+    asking = LocalCompletionsAPI(
+        base_url=running.url + COMPLETIONS,
+        model="tiny-void",
+        tokenizer=str(tmp_path),
+        tokenizer_backend="huggingface",
+    )
+    pairs = [("two and", " two"), ("two", " and two"), ("name a", " day")]
+    found = asking.loglikelihood(lm_eval_requests("loglikelihood", pairs), disable_tqdm=True)
+    for (context, continuation), (value, greedy) in zip(pairs, found, strict=True):
+        start = len(asking.tok_encode(context))
+        total, likeliest, ids = 0.0, True, asking.tok_encode(context + continuation)
+        for place in range(start, len(ids)):
+            hidden = [*ids[:place], *[model.roles.mask] * (len(ids) - place)]
+            with torch.no_grad():
+                scores = model.net(torch.tensor([hidden])).logits[0, place].log_softmax(-1)
+            total += float(scores[ids[place]])
+            likeliest = likeliest and int(scores.argmax()) == ids[place]
+        assert value == pytest.approx(total, abs=1e-4)
+        assert greedy == likeliest
+    reply = running.client.completions.create(
+        model="tiny-void", prompt=PROMPTS[:2], echo=True, max_tokens=0, logprobs=2
+    )
+    assert [choice.text for choice in reply.choices] == PROMPTS[:2]
+    assert reply.usage.completion_tokens == 0
+    for choice in reply.choices:
+        assert choice.logprobs.token_logprobs[0] is None
+        assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])

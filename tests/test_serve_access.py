@@ -19,10 +19,12 @@ def _no_keys_in_the_environment(monkeypatch):
     monkeypatch.delenv(KEYS_VARIABLE, raising=False)
 
 
-def enter(access, path="/v1/models", **headers):
+def enter(access, path="/v1/models", *, method="POST", version="1.1", **headers):
     """The status of the refusal, 200 if there is none."""
     try:
-        access.check(path, {"host": "localhost", **headers})
+        access.enter(
+            {"http_version": version, "path": path, "method": method}, {"host": "localhost", **headers}
+        )
     except RequestError as error:
         return error.status
     return 200
@@ -80,6 +82,8 @@ def test_loopback_answers_to_its_own_names_only():
         assert enter(access, host=host) == 200
     for host in ("", "evil.example", "localhost.evil.example:8000", "127.0.0.1.evil.example"):
         assert enter(access, host=host) == 403
+    assert enter(access, "/health", version="1.0", host="") == 200
+    assert enter(access, "/v1/models", version="1.0", host="") == 403
 
 
 def test_only_the_servers_own_page_and_trusted_ones_may_ask_from_a_browser():
@@ -96,3 +100,16 @@ def test_only_the_servers_own_page_and_trusted_ones_may_ask_from_a_browser():
         assert enter(access, host="localhost:8000", origin=origin) == 403
     with pytest.raises(ConfigError, match="allowed-origin"):
         ServeOptions(origins=("app.example",)).access()
+
+
+def test_a_key_has_at_most_so_many_requests_at_a_time(tmp_path):
+    access = ServeOptions(api_keys=keys_file(tmp_path), key_requests=2).access()
+    scope = {"http_version": "1.1", "path": "/v1/completions", "method": "POST"}
+    secret = {"host": "localhost", "authorization": "Bearer secret"}
+    held = [access.enter(scope, secret) for _ in range(2)]
+    with pytest.raises(RequestError) as refused:
+        access.enter(scope, secret)
+    assert (refused.value.status, refused.value.code) == (429, "key_limit")
+    assert enter(access, authorization="Bearer other") == 200
+    access.leave(held[0])
+    access.enter(scope, secret)

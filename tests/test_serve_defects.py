@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import logging
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,8 @@ def test_long_texts_are_refused_by_their_characters_before_they_are_tokenized(ru
 
 def test_health_request_ids_hosts_and_origins(running):
     assert httpx.head(running.url + "/health", timeout=60).status_code == 200
+    with running.connect(b"GET /health HTTP/1.0\r\n\r\n") as old:
+        assert b" 200 " in old.recv(4096).split(b"\r\n")[0]
     assert running.post(SHORT, x_request_id="mine-7").headers["x-request-id"] == "mine-7"
     assert running.post(SHORT, x_request_id="a b").headers["x-request-id"].startswith("req_")
     assert running.post(SHORT, origin=running.url).status_code == 200
@@ -164,6 +167,17 @@ def test_a_flood_of_headers_is_cut_off(running):
         except ConnectionError:
             return  # the server closed the connection
         assert answer == b"" or b" 4" in answer.split(b"\r\n")[0]
+
+
+def test_a_half_closed_client_gets_its_answer(running):
+    with running.asking({**ASKED, "max_tokens": 8}) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while b'"finish_reason"' not in received:
+            part = connection.recv(65536)
+            assert part, received
+            received += part
+    assert b" 200 " in received
 
 
 def test_a_client_that_leaves_during_its_body_is_no_failure(running, caplog):

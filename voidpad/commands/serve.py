@@ -38,6 +38,7 @@ class ServerOptions:
     )
     api_keys: Path | None = Option(None, help="file with one API key a line (mode 600)")
     no_auth: bool = Option(False, "--no-auth", help="listen beyond this machine without API keys")
+    key_requests: int | None = Option(None, help="most requests of one API key at a time", min=1)
     lenient: bool = Option(False, "--lenient", help="ignore unsupported request fields; a header names them")
     rows: RowLimit = 32
     tokens: TokenLimit = 16384

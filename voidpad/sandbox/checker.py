@@ -105,6 +105,15 @@ class RemoteObject:
         object.__setattr__(self, "_RemoteObject__program", program)
         object.__setattr__(self, "_RemoteObject__label", label)
 
+    def __enter__(self) -> Any:
+        return self.__program.ask("getattr", self, "__enter__")()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """The program's object learns that the block ends, but never of an exception, which it could suppress."""
+        if error is not None and is_programs(error):
+            raise self.__refuse("leave it to a {} to suppress an exception")
+        self.__program.ask("getattr", self, "__exit__")(None, None, None)
+
     def __refuse(self, what: str) -> Stopped:
         return self.__program.give_up(
             f"the checks {what.format(self.__label)}, and a {self.__label} is not plain data: the sandbox does not "
@@ -136,7 +145,6 @@ _REFUSED = {
     "compute with a {}": ("neg", "abs", "round", "int", "float", "index", *_ARITHMETIC,
                           *(f"r{name}" for name in _ARITHMETIC)),
     "await a {}": ("await",),
-    "enter a {}": ("enter", "exit"),  # its __exit__ could suppress the failure of a check
     "copy a {}": ("reduce_ex",),
     "make a subclass of a {}": ("mro_entries",),
 }  # fmt: skip
@@ -231,6 +239,13 @@ def _line(error: BaseException, program: ProgramConnection, checks: str) -> str:
         message = "<unprintable>"
     text = f"{f'line {at}: {check}: ' if check else ''}{type(error).__name__}: {message}".removesuffix(": ")
     hints = []
+    if program.changed_late():
+        hints.append("the checks change a value after they have passed it to the program")
+    late = False
+    with suppress(Stopped, Exception):
+        late = program.ask("changed_late") is True
+    if late:
+        hints.append("the program changes a value after the call, and the checks have a copy")
     if program.handles and re.search(r"\b(isinstance|type|callable|await|asyncio|inspect|__\w+__)\b", check):
         hints.append(f"the checks see a handle of the program's {', '.join(program.handles)}")
     if re.search(r"getvalue|stdout|captured", check):

@@ -5,6 +5,7 @@ before: the choice of the values it returns.
 """
 
 import operator
+import os
 import socket
 import sys
 import types
@@ -16,6 +17,7 @@ from voidpad.sandbox.wire import Exchange, Peer, Stopped
 def main(sock: socket.socket, program: str) -> None:
     """Answer the checks, whose first request is to `run` the program, until they close the connection."""
     sys.argv = ["program"]
+    os.system = _no_other_programs  # which would only return a number
     module = sys.modules["candidate"] = types.ModuleType("candidate")
     names = vars(module)
     peer = Peer(sock, {
@@ -24,7 +26,7 @@ def main(sock: socket.socket, program: str) -> None:
         "call": lambda target, *args, **named: target(*args, **named),
         "getattr": getattr, "setattr": setattr, "delattr": delattr, "getitem": operator.getitem,
         "setitem": operator.setitem, "delitem": operator.delitem, "iter": iter, "next": next, "len": len,
-        "bool": bool, "str": str, "repr": repr, "hash": hash,
+        "bool": bool, "str": str, "repr": repr, "hash": hash, "changed_late": lambda: peer.changed_late(),
     })  # fmt: skip
     try:
         peer.serve_forever()
@@ -35,6 +37,10 @@ def main(sock: socket.socket, program: str) -> None:
     except BaseException as error:  # such as sys.exit in a function
         reason = "memory" if isinstance(error, MemoryError) else "exited"
         peer.send(Exchange(peer), reason, f"{type(error).__name__}: {error}")
+
+
+def _no_other_programs(command: object) -> int:
+    raise PermissionError(1, "Operation not permitted")
 
 
 def _look_up(names: dict[str, Any], name: str) -> tuple[str, Any]:

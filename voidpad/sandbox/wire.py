@@ -113,6 +113,10 @@ class Exchange:
         self._seen = [_items(container) for container in self._containers]
         return [self._decode(value) for value in values]
 
+    def crossed(self) -> Iterable[tuple[Any, list[Any]]]:
+        """Each container, and what it held when it crossed last."""
+        return zip(self._containers, self._seen, strict=True)
+
     def _add(self, container: Any) -> None:
         self._number[id(container)] = len(self._containers)
         self._containers.append(container)
@@ -279,6 +283,7 @@ class Peer:
         self.kept: list[object] = []
         self._remotes: dict[int, object] = {}  # by number, what stands for an object of the other side
         self._handles: dict[int, list[Any]] = {}  # by the id of one of either
+        self._past: dict[int, tuple[Any, list[Any]]] = {}  # containers that crossed, and what they held then
 
     def may_keep(self, value: object) -> bool:
         """Whether the other side may get a handle for a value of this one."""
@@ -297,6 +302,7 @@ class Peer:
         word, values, contents = message
         with _well_formed():
             (value,) = exchange.unpack(values, contents)
+        self._remember(exchange)
         if word == "ok":
             return value
         raise value if word == "raise" else Stopped(word, str(value))
@@ -304,6 +310,10 @@ class Peer:
     def serve_forever(self) -> None:
         while True:
             self._answer(self._receive())
+
+    def changed_late(self) -> bool:
+        """Whether a container of a recent call was changed on this side after the call."""
+        return any(not _same(_items(container), items) for container, items in self._past.values())
 
     def send(self, exchange: Exchange, word: str, *values: object) -> None:
         try:
@@ -346,6 +356,15 @@ class Peer:
         except Exception as error:
             answer = ("raise", error)
         self.send(exchange, *answer)
+        self._remember(exchange)
+
+    def _remember(self, exchange: Exchange) -> None:
+        """Keep the last containers that crossed, for `changed_late`."""
+        for container, items in exchange.crossed():
+            if len(items) <= 1000:
+                self._past[id(container)] = container, items
+        while len(self._past) > 32:
+            del self._past[next(iter(self._past))]
 
     def handle_for(self, value: object) -> list[Any]:
         if id(value) not in self._handles:
@@ -378,3 +397,8 @@ class Callback:
 
     def __next__(self) -> Any:
         return self._peer.ask("next", self)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{name}: in the sandbox a program can call functions of the checks, and no more"
+        )

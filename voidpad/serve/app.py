@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
 
 from voidpad.evaluate.provenance import installed_version
 from voidpad.serve.engine_thread import EngineThread, timed_out
@@ -197,7 +198,7 @@ class _Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        state, begun, status = self.state, time.perf_counter(), 0
+        state, begun, status, key = self.state, time.perf_counter(), 0, None
         headers = Headers(scope=scope)
         given = re.fullmatch(r"[\w.:-]{1,128}", headers.get("x-request-id", ""), re.ASCII)
         request_id = given[0] if given else f"req_{uuid.uuid4().hex}"
@@ -225,7 +226,7 @@ class _Gate:
         state.active += 1
         try:
             try:
-                state.access.check(scope["path"], headers)
+                key = state.access.enter(scope, headers)
                 if scope["method"] == "POST":
                     self._check_post(headers)
                     receive = await self._whole_body(scope, receive)
@@ -241,6 +242,7 @@ class _Gate:
                 await refuse(RequestError(f"the server failed: {name}.", status=500))
         finally:
             state.active -= 1
+            state.access.leave(key)
             if live := notes.pop("live", None):
                 self._close(live, notes)
             path, route = scope["path"], getattr(scope.get("route"), "path", "other")
@@ -292,17 +294,20 @@ class _Gate:
 async def _generate(state: ServerState, http: Request, body: GenerationBody) -> Response:
     deadline = time.monotonic() + state.options.timeout
     engine = state.engine(body.model)
+
+    def run(call: Callable[[], Tensor]) -> Tensor:
+        waiting = engine.between_passes(call, deadline=deadline)
+        return asyncio.run_coroutine_threadsafe(waiting, engine.loop).result()
+
     # The event loop goes on meanwhile; what may take long does not hold up the others either.
     slow = body.constrained or len(await http.body()) > LONG_BODY
     pool = state.slow_pool if slow else None
     try:
-        async with asyncio.timeout(state.options.timeout):
-            live = await engine.loop.run_in_executor(pool, resolve, body, engine.served, engine.run)
-            await engine.submit(live, deadline)
+        async with asyncio.timeout(deadline - time.monotonic()):
+            live = await engine.loop.run_in_executor(pool, resolve, body, engine.served, run)
     except TimeoutError:
         raise timed_out() from None
     notes = http.scope["state"]["notes"]
-    notes["live"] = live
     notes |= {"id": live.id, "prompt_tokens": live.prompt_tokens}
     if state.options.log_prompts:
         notes["prompts"] = [live.served.model.tokenizer.decode(ids) for ids in live.prompts]
@@ -311,27 +316,33 @@ async def _generate(state: ServerState, http: Request, body: GenerationBody) -> 
         notes["ignored"] = ",".join(body._unsupported)[:200]
         headers["X-Voidpad-Ignored"] = notes["ignored"].encode("ascii", "backslashreplace").decode()
     state.metrics.prompt_tokens.inc(live.prompt_tokens)
+    if isinstance(body, CompletionBody) and body.echo:
+        await _unless_gone(http, engine.score(live, deadline=deadline))
+    else:
+        await engine.submit(live, deadline=deadline)
+        notes["live"] = live
     if body.stream:
         headers |= STREAM_HEADERS
         return StreamingResponse(live.events(), headers=headers, media_type="text/event-stream")
-    await _finished(live, http)
+    await _unless_gone(http, live.finished.wait())
     if live.error is not None:
         raise live.error
     return JSONResponse(live.reply(), headers=headers)
 
 
-async def _finished(live: LiveRequest, http: Request) -> None:
-    """Wait for all answers; ends with ClientDisconnect when the client leaves first."""
+async def _unless_gone(http: Request, answer: Coroutine[Any, Any, Any]) -> None:
+    """Wait for an answer; ends with ClientDisconnect when the client leaves first."""
 
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
 
-    tasks = [asyncio.create_task(live.finished.wait()), asyncio.create_task(gone())]
+    tasks = [asyncio.create_task(answer), asyncio.create_task(gone())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        tasks[0].result()
     finally:
         for task in tasks:
             task.cancel()
-    if not live.finished.is_set():
-        raise ClientDisconnect

@@ -1,7 +1,7 @@
 """The engine beside the event loop: one thread runs the passes, the event loop talks to clients.
 
 The thread is a pool of one worker. A pass queues the next one as long as there are rows, and whatever else needs the
-network (starting rows, probing gaps) takes its turn between two passes. What a pass changed is handed
+network (starting rows, scoring prompts, probing gaps) takes its turn between two passes. What a pass changed is handed
 to the event loop in one call, so that its cost does not grow with a wake-up for each row; text is made there.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from voidpad.decode.outcome import Outcome
 from voidpad.engine.events import Event, Failed, Finished, Wrote
 from voidpad.serve.live import Choice, LiveRequest
-from voidpad.serve.logprobs import TokenLogprob
+from voidpad.serve.logprobs import TokenLogprob, prompt_passes
 from voidpad.serve.monitoring import Metrics
 from voidpad.serve.protocol import RequestError
 from voidpad.serve.requests import ServedModel, return_memory
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs the engine of a model until it is closed. Its public methods but `run` are called from the event loop."""
+    """Runs the engine of a model until it is closed. Its public methods are called from the event loop."""
 
     def __init__(self, served: ServedModel, metrics: Metrics) -> None:
         options = served.options
@@ -67,19 +68,37 @@ class EngineThread:
             self.idle.cancel()
         await asyncio.to_thread(self.thread.shutdown, cancel_futures=True)
 
-    def run(self, call: Callable[[], T]) -> T:
-        """The result of a call that the engine's thread makes between two passes. Other threads wait for it here."""
-        return self.thread.submit(call).result()
+    async def between_passes(self, call: Callable[[], T], *, deadline: float) -> T:
+        """The result of a call that the engine's thread makes between two passes."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self.loop.run_in_executor(self.thread, call)
+        except TimeoutError:
+            raise timed_out() from None
 
-    async def submit(self, live: LiveRequest, deadline: float) -> None:
+    async def submit(self, live: LiveRequest, *, deadline: float) -> None:
         """Queue all rows of a request, or refuse it where the queue is full."""
-        await self.loop.run_in_executor(self.thread, self._start_rows, live, deadline)
+        await self.between_passes(partial(self._start_rows, live, deadline), deadline=deadline)
 
     def cancel(self, live: LiveRequest) -> None:
         """End the rows that are still being decoded, before their next pass."""
         for choice in live.choices:
             if choice.handle in self.rows:
                 self.engine.cancel(choice.handle)
+
+    async def score(self, live: LiveRequest, *, deadline: float) -> None:
+        """Answer each prompt with itself, its tokens' log-probabilities, and the likeliest next token if wanted."""
+        served, more = self.served, live.body.most_tokens or 0
+        for choice, ids in zip(live.choices, live.prompts, strict=True):
+            found = [TokenLogprob(ids[0], None)]
+            top, tokens = live.body.alternatives or 0, served.options.tokens
+            for score in prompt_passes(served.model, ids, top=top, more=more, tokens=tokens):
+                found += await self.between_passes(score, deadline=deadline)
+            added = [one.id for one in found[len(ids) :]]
+            choice.logprobs = found
+            choice.finish(served.rules.decode([*ids, *added]), added)
+            choice.report = {"stop_reason": "echo"}
+        live.finished.set()
 
     # The engine's thread
 

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ class ServeOptions:
     hosts: tuple[str, ...] = ()  # further names accepted in the Host header
     origins: tuple[str, ...] = ()  # other web pages whose scripts may call this server
     api_keys: Path | None = None
+    key_requests: int | None = None  # most requests of one key at a time
     no_auth: bool = False
     lenient: bool = False  # ignore fields that cannot be honoured, and say so
     rows: int = 32
@@ -68,7 +70,7 @@ class ServeOptions:
             hosts |= {self.host.lower(), *LOOPBACK_NAMES}
         origins = frozenset(origin.lower().rstrip("/") for origin in self.origins)
         digests = tuple(_digest(key) for key in keys)
-        return Access(digests, frozenset(hosts), origins)
+        return Access(digests, frozenset(hosts), origins, self.key_requests)
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ class Access:
     keys: tuple[bytes, ...] = ()
     hosts: frozenset[str] = frozenset()  # names accepted in the Host header; empty accepts any
     origins: frozenset[str] = frozenset()  # other web pages whose scripts may call this server
+    key_requests: int | None = None
+    open_requests: Counter[bytes] = field(default_factory=Counter, compare=False, repr=False)
 
-    def check(self, path: str, headers: Mapping[str, str]) -> None:
-        """Refuse who may not ask."""
+    def enter(self, scope: Mapping[str, Any], headers: Mapping[str, str]) -> bytes | None:
+        """Refuse who may not ask; the digest of the key if `leave` must be called when the request has ended."""
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        if self.hosts and re.sub(r":\d*$", "", host) not in self.hosts:
+        probe = not host and scope["http_version"] == "1.0" and scope["path"] in ("/health", "/ready")
+        if self.hosts and not probe and re.sub(r":\d*$", "", host) not in self.hosts:
             raise RequestError(
                 "this server does not answer under that host name; start it with --allowed-host NAME.",
                 status=403,
@@ -93,8 +98,8 @@ class Access:
                 "requests from other web pages are refused; start the server with --allowed-origin ORIGIN.",
                 status=403,
             )
-        if not self.keys or path in OPEN_PATHS:
-            return
+        if not self.keys or scope["path"] in OPEN_PATHS:
+            return None
         scheme, _, key_text = headers.get("authorization", "").partition(" ")
         key = _digest(key_text.strip())
         known = [hmac.compare_digest(key, one) for one in self.keys]  # every one, in constant time
@@ -102,6 +107,21 @@ class Access:
             raise RequestError(
                 "a valid API key is needed: Authorization: Bearer KEY.", status=401, code="invalid_api_key"
             )
+        if scope["method"] != "POST" or self.key_requests is None:
+            return None
+        if self.open_requests[key] >= self.key_requests:
+            raise RequestError(
+                f"this key has {self.key_requests} requests open already; wait for one to end.",
+                status=429,
+                code="key_limit",
+            )
+        self.open_requests[key] += 1
+        return key
+
+    def leave(self, key: bytes | None) -> None:
+        """A request that `enter` counted has ended."""
+        if key is not None:
+            self.open_requests[key] -= 1
 
 
 def _is_loopback(address: str) -> bool:

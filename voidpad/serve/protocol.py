@@ -409,10 +409,11 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
+    max_tokens: int | None = Field(default=None, ge=0, le=MOST_TOKENS)
     prompt: Annotated[tuple[str | tuple[int, ...], ...], BeforeValidator(_listed_prompts)]
     logprobs: int | None = Field(default=None, ge=0, le=5)
     suffix: str | None = Field(default=None, max_length=MOST_CHARACTERS)
-    echo: Literal[False] = False
+    echo: bool = Field(default=False, description="score the prompt, with max_tokens 0 or 1")
 
     @property
     def alternatives(self) -> int | None:
@@ -426,8 +427,12 @@ class CompletionBody(GenerationBody):
         yield from super().conflicts()
         if len(self.prompt) * self.n > MOST_ROWS:
             yield "n", f"{len(self.prompt) * self.n} answers; ask for at most {MOST_ROWS}."
-        others = self.n > 1 or self.stop or self.structured_outputs or self.logprobs is not None
-        if self.fills_gaps and others:
+        if self.max_tokens == 0 and not self.echo:
+            yield "max_tokens", "max_tokens=0 needs echo=true."
+        others = self.n > 1 or self.stop or self.structured_outputs
+        if self.echo and (others or self.stream or self.fills_gaps or self.max_tokens not in (0, 1)):
+            yield "echo", "echo needs max_tokens 0 or 1, and no n, stream, stop, gaps or structured_outputs."
+        if self.fills_gaps and (others or self.logprobs is not None):
             yield "suffix", "a gap is filled whole: n, logprobs, stop and structured_outputs do not apply."
         if self.suffix is None:
             return

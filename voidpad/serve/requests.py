@@ -119,8 +119,9 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
     plan_name = body.voidpad.plan or served.plan_name
     plan = _plan(plan_name, body, served)
     tools: list[Function] = []
-    layout = None
+    layout, echo = None, False
     if isinstance(body, CompletionBody):
+        echo = body.echo
         if body.fills_gaps:
             layout = _lay_out(body, plan, served, run)
             plan, prompts = layout.plan, [layout.ids]
@@ -131,6 +132,7 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
         tools = _wanted_tools(body) if isinstance(body, ChatBody) else []
         prompts = [_chat_ids(body.turns, tools, served)]
     constraint = layout.constraint if layout else _compiled(body, tools, plan, served.model)
+    bounded = not (layout or echo)
     live = LiveResponse if isinstance(body, ResponsesBody) else LiveRequest
     return live(
         body,
@@ -139,7 +141,7 @@ def resolve(body: GenerationBody, served: ServedModel, run: Run) -> LiveRequest:
         plan,
         seed,
         prompts,
-        limits=[None if layout else _canvas_limit(ids, plan, body, constraint, served) for ids in prompts],
+        limits=[_canvas_limit(ids, plan, body, constraint, served) if bounded else None for ids in prompts],
         constraint=constraint,
         calls_tool=bool(tools),
         layout=layout,

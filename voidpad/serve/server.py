@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("voidpad.serve")
 MOST_HEADER_BYTES = 64 * 1024
 HEAD_SECONDS = 20.0  # a connection must send the whole head of a request within this time
+PROBE_SECONDS = 0.25  # between two looks at whether a client that has closed its side still reads
 ACCEPTED_AT_ONCE = 16  # asyncio accepts so many before it looks at any of them
 SPARE_FILES = 160  # descriptors for the rest of the process, and for connections that are about to be closed
 WAITING_CONNECTIONS = 1024  # that the system keeps until they are accepted
@@ -64,7 +65,7 @@ def serve(
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection with a cap on their number and a time limit for the head of each request."""
+    """uvicorn's connection with a cap on their number, a time limit for heads, and answers for half-closed clients."""
 
     _said = -60.0  # when refused connections were last logged
 
@@ -89,6 +90,25 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a connection whose client has sent its request and closed its side: it still reads the answer.
+
+        A client that has gone altogether sends the same end of file. So something is written again and again that a
+        present client passes over: after the first time the other side resets the connection if nobody is there, and
+        the second write shows it.
+        """
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if not waiting or self.cycle.more_body:
+            return False
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        if self.transport.is_closing() or self.cycle.response_started or self.scope["http_version"] != "1.1":
+            return
+        self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        self.loop.call_later(PROBE_SECONDS, self._probe)
 
 
 def _most_connections(most: int) -> int:
