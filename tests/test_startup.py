@@ -152,8 +152,7 @@ cli.app = lambda *_, **__: run([])
     [
         ("demo", "lm_eval.api.model", "eval"),
         ("serve", "fastapi", "serve"),
-        ("data", "datasets", "train"),  # several extras bring it: the one for the command is named
-        ("eval", "datasets", "eval"),
+        ("data", "datasets", "train"),
         ("generate", "nope", None),  # a module of nobody's is an error like others
     ],
 )
