@@ -68,8 +68,7 @@ def chat(
             note("stopped")
             continue
         print(result.text, flush=True)
-        passes = result.passes_decode + result.passes_probe - result.passes_shared
-        note(f"{passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
+        note(f"{result.passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
         turns = [*asked, {"role": "assistant", "content": result.text}]
 
 

@@ -144,22 +144,26 @@ def message_of(error: Exception, traced: bool) -> str:
     """The line a user sees; `traced` says that a traceback was printed before it."""
     if isinstance(error, VoidpadError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
-        return f"{str(error.name).partition('.')[0]} is not installed; {install_command(extra)}."
+    if isinstance(error, ModuleNotFoundError) and error.name and (extras := _extras_with(error.name)):
+        # Several extras bring some packages: name the one that is for this command.
+        command = "train" if sys.argv[1:2] == ["data"] else "".join(sys.argv[1:2])
+        extra = command if command in extras else extras[0]
+        return f"{error.name.partition('.')[0]} is not installed; {install_command(extra)}."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error}" + ("" if traced else " (--debug shows where)")
 
 
-def _extra_with(module: str) -> str | None:
-    """The first extra of voidpad that installs a module, as the package's metadata lists them."""
+def _extras_with(module: str) -> list[str]:
+    """The extras of voidpad that install a module, as the package's metadata lists them."""
     wanted = module.partition(".")[0].replace("_", "-").lower()
+    extras = []
     for requirement in metadata.requires("voidpad") or []:
         package = re.split(r"[^\w.-]", requirement, maxsplit=1)[0].replace("_", "-").lower()
         extra = re.search(r"extra == ['\"](\w+)['\"]", requirement)
         if package == wanted and extra and extra[1] not in ("all", "dev"):
-            return extra[1]
-    return None
+            extras.append(extra[1])
+    return extras
 
 
 def _fail(message: str, status: int) -> None:
