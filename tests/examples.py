@@ -176,7 +176,7 @@ FACTORS = [
 STUBBORN = Table(
     lambda canvas: [
         sure(A, 0.9),
-        sure(*((M, 0.9) if canvas[3] == M else (B, 0.9))),
+        sure(*((M, 0.95) if canvas[3] == M else (B, 0.95))),
         sure(C, 0.8),
         sure(A, 0.7),
     ],
@@ -205,7 +205,7 @@ LEFT_BLOCKS = [
         "0.5 LLaDA stays in its block until the row counts as stalled",
         STUBBORN,
         as_published(Settings(Fixed(4), 2)),
-        {"ids": [A, M, M, M], "passes_decode": 4, "stop_reason": "stalled"},
+        {"ids": [A, M, M, M], "passes_decode": 6, "stop_reason": "stalled"},
     ),
     # A threshold that no slot reaches writes one slot a pass; the block is left after two passes.
     dream(

@@ -164,7 +164,7 @@ def cut(ids: list[int], eos: int) -> list[int]:
 def test_commits_stay_on_the_frontier_nothing_is_masked_again_and_steps_tell_all(length):
     """Tokens written and changes of length lead from the canvas before a pass to the one after it."""
     kinds: Counter = Counter()
-    for name, c in cases(length, 24):
+    for name, c in cases(length, 36):
         for step in decode(c.denoise, c.prompts, c.roles, c.plan, seed=c.seed):
             canvas = step.before
             assert not (step.chosen & ~step.proposed.frontier).any(), name
