@@ -24,7 +24,6 @@ LONG = said(("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "r"), (
     ("record", "messages"),
     [
         ({"messages": SHORT}, SHORT),
-        (SHORT, SHORT),
         ({"messages": LONG}, LONG),
         ({"prompt": "q", "response": "a"}, SHORT),
         ({"prompt": "q", "completion": "a", "messages": None}, SHORT),
@@ -62,7 +61,7 @@ def test_formats_are_recognised(record, messages):
         ("bad", {"prompt": "\ud800", "response": "a"}),
         ("bad", {"text": "x"}),
         ("bad", "text"),
-        ("bad", [1]),
+        ("bad", SHORT),
     ],
 )
 def test_what_cannot_be_learnt_has_a_reason(reason, record):
@@ -99,9 +98,15 @@ def test_a_field_map_names_other_fields():
         field_map("prompt=question")
 
 
+def write_lines(path, conversations):
+    """JSON lines; None is an empty one."""
+    records = ["" if one is None else json.dumps({"messages": one}) for one in conversations]
+    path.write_text("\n".join(records) + "\n")
+
+
 def test_reading_a_file_stops_at_what_gives_no_example(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(SHORT) + "\n\n" + json.dumps(LONG) + "\n" + json.dumps(LONG[:2]) + "\n")
+    write_lines(path, [SHORT, None, LONG, LONG[:2]])
     rows = read(path)
     assert [next(rows)[2] for _ in range(2)] == ["a", "b"]
     with pytest.raises(DataError, match=r"x\.jsonl:4: no assistant message \(roles: system, user\)"):
@@ -119,10 +124,5 @@ def test_json_files_hold_lines_or_an_array(tmp_path):
     for text in (json.dumps(rows, indent=2), "\ufeff" + json.dumps(rows)):
         path.write_text(text)
         assert found(path) == [(" item 1", SHORT), (" item 2", LONG)]
-    path.write_text(json.dumps(SHORT))
-    assert found(path) == [(" item 1", SHORT)]
     path.write_text("\ufeff" + "".join(json.dumps(row) + "\n\n" for row in rows))
     assert found(path) == [(":1", SHORT), (":3", LONG)]
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(SHORT) + "\n" + json.dumps(LONG) + "\n")  # a bare conversation on each line
-    assert found(path) == [(":1", SHORT), (":2", LONG)]

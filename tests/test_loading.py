@@ -72,11 +72,11 @@ def test_weights_beyond_the_memory_are_refused_before_it_is_taken():
 
 def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, capsys):
     shown = ModelOptions(str(base), None, "cpu", "auto", None)
-    assert repr(shown.load()) == f"Model({base} on cpu: float32, 24.7 k parameters, 98.9 kB)"
+    assert repr(shown.load()) == f"Model({base} on cpu: float32, 0.02 M parameters, 0.1 MB)"
     assert capsys.readouterr().err == ""  # small, and no terminal
     monkeypatch.setattr(options, "LARGE", 1000)
     shown.load()
-    assert capsys.readouterr().err == f"{base} on cpu: float32, 24.7 k parameters, 98.9 kB\n"
+    assert capsys.readouterr().err == f"{base} on cpu: float32, 0.02 M parameters, 0.1 MB\n"
 
 
 def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):

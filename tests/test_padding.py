@@ -81,17 +81,6 @@ def widths(prompt, rows, draws, **part):
     return row_widths(PaddingPart(**part), Pairs(torch.empty(0), prompt, none, none == 0), rows, draws)
 
 
-def test_virtual_width_has_the_distribution_of_a_real_mini_batch():
-    generator = torch.Generator().manual_seed(0)
-    sizes = torch.randint(5, 200, (400,), generator=generator)
-    rows = torch.randint(0, 400, (20_000, 6), generator=generator)
-    real = sizes[rows].max(1).values + 1
-    draws = torch.rand(20_000, generator=generator)
-    drawn = widths(sizes, rows[:, 0], draws, width="virtual", virtual_batch=6)
-    for q in (0.1, 0.25, 0.5, 0.75, 0.9):
-        assert abs(real.double().quantile(q) - drawn.double().quantile(q)) <= 3
-
-
 def test_window_width_covers_its_range_evenly():
     draws, prompt = (torch.arange(1000) + 0.5) / 1000, torch.full((1000,), 7)
     found = widths(prompt, torch.arange(1000), draws, width="window", window=(2, 5))

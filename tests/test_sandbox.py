@@ -262,7 +262,7 @@ def judged_with(checks, answers):
     with ours, theirs:
         theirs.sendall(b"".join(json.dumps(answer).encode() + b"\n" for answer in answers))
         theirs.shutdown(socket.SHUT_WR)
-        return judge(ours, ProgramTest("", checks), "")
+        return judge(ours, ProgramTest("", checks))
 
 
 RAN, FOUND = ["ok", [None], []], ["ok", [["tuple", "value", ["mine", 0, "function"]]], []]
@@ -314,7 +314,7 @@ def test_a_call_cannot_end_a_loop_of_the_checks(sandbox):
         "None", "True", "-7", "2**70000", "-(2**5000)", "1.5", "-0.0", "float('inf')", "1e-320", "3+4j",
         "'text \\ud83d \\x00 \\u00e9'", "b'\\x00\\xff'", "bytearray(b'ab')", "[1, [2, (3,)]]", "()", "{}", "set()",
         "{1: {2: {3}}, (1, 2): None, 'a': [b'']}", "{1, 2.5, 'x', (1, frozenset({2}))}", "frozenset({1})",
-        "range(3, 9, 2)", "...", "int", "type(None)", "collections.Counter('abca')", "collections.deque([1, 2], 5)",
+        "range(3, 9, 2)", "int", "type(None)", "collections.Counter('abca')", "collections.deque([1, 2], 5)",
         "collections.OrderedDict([(2, 1), (1, 2)])", "decimal.Decimal('1.10')", "fractions.Fraction(1, 3)",
         "datetime.date(2024, 2, 29)", "datetime.datetime(2024, 2, 29, 1, 2, 3, 4)", "datetime.time(1, 2, 3, 4)",
         "datetime.timedelta(days=-1, microseconds=5)", "{1: 2}.keys()", "{1: [2]}.items()",
@@ -463,13 +463,11 @@ def test_the_limits_are_those_asked_for(all_layers):
         slow = sandbox.run("while True: pass", "")
         assert slow.reason == "timeout"
         assert 0.4 <= slow.seconds < 0.4 + SLACK
-    with Sandbox(limits=SandboxLimits(seconds=60, memory_mb=200, disk_mb=2, output_kb=1)) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=60, memory_mb=200, disk_mb=2)) as sandbox:
         passes(sandbox, "x = bytearray(100 << 20)", "")
         assert sandbox.run("x = bytearray(300 << 20)", "").reason == "memory"
         passes(sandbox, "open('x', 'wb').write(bytes(1 << 20))", "")
         assert sandbox.run("open('x', 'wb').write(bytes(3 << 20))", "").reason == "error"
-        passes(sandbox, "print('x' * 500, flush=True)", "")
-        assert sandbox.run("print('x' * 5000, flush=True)\nwhile True: pass", "").reason == "output"
 
 
 # Memory, ordinary users, no namespaces

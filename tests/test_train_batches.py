@@ -14,7 +14,6 @@ from voidpad.training.recipe import PaddingPart
 ROLES = Roles(mask=0, eos=1, void=2, rainbow=tuple(range(3, 10)))
 WIDTHS = {
     "batch": PaddingPart(),
-    "virtual": PaddingPart(width="virtual", virtual_batch=4),
     "window": PaddingPart(width="window", window=(2, 9)),
     "fixed": PaddingPart(width=20),
 }
@@ -28,7 +27,7 @@ def examples(count=30, seed=0):
     ]
 
 
-def padded(width="virtual", count=30):
+def padded(width="window", count=30):
     return PaddedRows(Pairs.of(examples(count)), ROLES, WIDTHS[width], seed=42)
 
 
@@ -45,7 +44,7 @@ def rows_of(passes):
     return sorted(found)
 
 
-@pytest.mark.parametrize("width", ["virtual", "window", "fixed"])
+@pytest.mark.parametrize("width", ["window", "fixed"])
 def test_rows_and_noise_do_not_depend_on_processes_or_micro_batch(width):
     whole = [rows_of(batches(padded(width), BatchShare(12, 12))[update]) for update in range(9)]
     for micro, processes in ((1, 1), (4, 1), (2, 3), (3, 4), (6, 2)):

@@ -80,7 +80,6 @@ def test_all_faults_come_together_with_field_and_value():
         ({"optim": {"name": "muon"}, "run": {"fsdp": True}}, "whole matrices"),
         ({"lora": {"void_rows": False}}, "init_void must be"),
         ({"model": {"quantize": "4bit"}}, r"model\.quantize needs \[lora\]"),
-        ({"run": {"choose": "best"}}, r"data\.held_out"),
         ({"padding": {"window": [9, 3]}}, "smaller number first"),
     ],
 )

@@ -14,7 +14,7 @@ from voidpad.errors import ConfigError
 from voidpad.training import setup
 from voidpad.training.batches import BatchShare, PassLimit, plan
 from voidpad.training.losses import SlotLoss
-from voidpad.training.setup import compiles, pass_limit
+from voidpad.training.setup import pass_limit, should_compile
 from voidpad.training.train import Run, train
 
 LORA = {"r": 4, "dropout": 0.0}
@@ -54,10 +54,14 @@ def one_mini_batch_at_a_time(run):
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("width", ["batch", "virtual"])
+@pytest.mark.parametrize("width", ["batch", "window"])
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_gradients_and_loss_do_not_depend_on_passes(folders, family, width, lora):
-    run = Run(recipe(folders[family], padding={"width": width}, **({"lora": lora} if lora else {})))
+    run = Run(
+        recipe(
+            folders[family], padding={"width": width, "window": [2, 24]}, **({"lora": lora} if lora else {})
+        )
+    )
     run.passes.rows.host.complete[::5] = False  # some answers were cut: rows of a mini-batch differ in length
     run.passes.rows.pairs.complete[::5] = False
     wanted, loss = one_mini_batch_at_a_time(run)
@@ -119,14 +123,14 @@ def test_a_run_in_other_passes_ends_with_the_same_weights(folder):
 )
 def test_long_runs_on_a_gpu_are_compiled(folder, monkeypatch, parts, wanted):
     asked = recipe(folder, **parts)
-    assert not compiles(asked, examples=40)  # this machine has no GPU
+    assert not should_compile(asked, examples=40)  # this machine has no GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(setup, "find_spec", lambda name: name == "triton")
     monkeypatch.setenv("CC", "cc")
-    assert compiles(asked, examples=40) == wanted
+    assert should_compile(asked, examples=40) == wanted
     monkeypatch.delenv("CC")
     monkeypatch.setattr(setup.shutil, "which", lambda name: None)
-    assert not compiles(asked, examples=40)  # triton could not build anything
+    assert not should_compile(asked, examples=40)  # triton could not build anything
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_a_plan_holds_every_row_once_within_the_limit(tokens, end_to_end, multip
 
 
 def test_processes_of_a_sharded_run_make_as_many_passes(folder):
-    run = Run(recipe(folder, padding={"width": "virtual"}))
+    run = Run(recipe(folder, padding={"width": "window", "window": [2, 24]}))
     run.passes.limit.tokens = 24
     counts = []
     for rank in range(2):

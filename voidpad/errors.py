@@ -85,17 +85,8 @@ def format_validation_error(error: ValidationError | Mapping[str, Any]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """The command that adds one of voidpad's extras: to the released package, or to the checkout it came from."""
-    import json
-    from importlib.metadata import distribution
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    origin = json.loads(distribution("voidpad").read_text("direct_url.json") or "{}")
-    address = urlsplit(origin.get("url", ""))
-    place = url2pathname(address.path) if address.scheme == "file" else "voidpad"
-    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {editable}'{place}[{extra}]'"
+    """The command that adds one of voidpad's extras. Pip finds the voidpad that is installed, from wherever it came."""
+    return f"pip install 'voidpad[{extra}]'"
 
 
 def printable(text: str) -> str:

@@ -140,8 +140,10 @@ def fresh_folder(target: Path) -> Iterator[Path]:
     try:
         yield draft
         draft.chmod(0o755)  # mkdtemp makes it private
-        for path in draft.iterdir():  # and so does the writer of the tensors
-            path.chmod(path.stat().st_mode | 0o044)
+        for path in filter(Path.is_file, draft.iterdir()):
+            path.chmod(path.stat().st_mode | 0o044)  # the writer of the tensors makes them private
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # or a machine that stops may keep the name without the content
         draft.replace(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

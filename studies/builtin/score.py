@@ -165,7 +165,7 @@ def answered(model: Model, cell: Cell, problems: Sequence[Problem], thresholds: 
         {
             "text": one.text,
             "tokens": sum(token not in model.roles.all() for token in one.tokens),
-            "passes": one.passes_decode + one.passes_probe - one.passes_shared,
+            "passes": one.passes,
             "canvas": len(one.ids),
         }
         for one in results
@@ -278,7 +278,7 @@ def wall_time(options: argparse.Namespace) -> None:
         line = {
             "method": method, "family": options.family, "again": again, "weights": weights, "rows": len(asked),
             "seconds": round(time.perf_counter() - begun, 3),
-            "passes": sum(one.passes_decode + one.passes_probe - one.passes_shared for one in results) / len(results),
+            "passes": sum(one.passes for one in results) / len(results),
         }  # fmt: skip
         with (options.out / "wall-time.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")

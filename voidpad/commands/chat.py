@@ -81,8 +81,7 @@ def chat(
             turns = turns[:-1]
             continue
         print(result.text, flush=True)
-        passes = result.passes_decode + result.passes_probe - result.passes_shared
-        note(f"{passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
+        note(f"{result.passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
         turns.append({"role": "assistant", "content": result.text})
 
 

@@ -77,8 +77,6 @@ def prepare(
         ("examples kept, whole", counts.kept_whole),
         (f"examples kept, response cut at {max_length} tokens", counts.kept_cut),
     ]
-    if counts.unknown:
-        rows.append((f"  of all, with {REASONS['unknown']}", counts.unknown))
     out.print(table((str(output), "count"), [(label, f"{count:,}") for label, count in rows]))
     for reason, places in counts.places.items():
         if reason != "not_sampled":

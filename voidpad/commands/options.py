@@ -283,9 +283,6 @@ class JudgeOptions:
 class TaskOptions(JudgeOptions):
     """With tasks of the user's own."""
 
-    include_path: list[Path] | None = Option(
-        None, help="folder with YAML files of your own tasks (repeatable)"
-    )
     trust_tasks: bool = Option(False, "--trust-tasks", help="let YAML files of tasks run code")
 
 

@@ -30,7 +30,6 @@ def train(
     ),
     change: list[str] | None = Option(None, "--set", help="Change a setting: part.field=value."),
     resume: bool = Option(False, "--resume", help="Continue from the last checkpoint in run.output, if any."),
-    checkpoint: Path | None = Option(None, "--from", help="Continue from this checkpoint."),
     max_seconds: float | None = Option(
         None, help="Save and stop after so many seconds; --resume continues.", min=0.001
     ),
@@ -59,13 +58,11 @@ def train(
 
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"
-    if resume and checkpoint is None and latest(Path(settings.run.output)) is None and first:
+    if resume and latest(Path(settings.run.output)) is None and first:
         out.print(f"{settings.run.output}: holds no checkpoint yet, so the run begins at step 1")
     with counting(shown=first and err.is_terminal) as bar:
         watch = Display(bar) if first else (lambda run, entries: None)
-        done = training.train(
-            settings, resume=checkpoint or resume, max_seconds=max_seconds or math.inf, watch=watch
-        )
+        done = training.train(settings, resume=resume, max_seconds=max_seconds or math.inf, watch=watch)
     if not first:
         return
     state = "finished" if done.finished else "paused (--resume continues)"

@@ -35,9 +35,8 @@ from voidpad.roles import Roles
 NEVER = -1e18  # the logarithm of zero; finite, so that differences of such numbers are numbers
 POSSIBLE = -1e17  # whatever has a weight above this can happen
 FLOOR = -600.0  # no token is less probable than exp(FLOOR): sums of probabilities stay above zero in float64
-WRITTEN, FRONTIER, WILDCARD, ABSENT = range(
-    4
-)  # kinds of slots; a row has ABSENT ones where others are longer
+# Kinds of slots; rows shorter than others end with ABSENT ones.
+WRITTEN, FRONTIER, WILDCARD, ABSENT = range(4)
 NOTHING = -1  # the token of a slot that proposes none
 _WIDTH = 64  # values that are reduced together on the device
 
@@ -91,9 +90,8 @@ class Beliefs:
     total: Floats  # (N, C) the probability of each class
     best: Floats  # (N, C) that of its most probable token
     token: Floats  # (N, C) this token, the smallest id of equals
-    information: (
-        Floats  # (N, C) the sum of p log p over its tokens: no logarithm, but a share of minus the entropy
-    )
+    # (N, C) the sum of p log p over its tokens: no logarithm, but a share of minus the entropy.
+    information: Floats
     ends: Floats  # (N, 2) the probability of all end tokens, and of all tokens that say that nothing stands here
 
     @classmethod
@@ -152,9 +150,8 @@ class Messages:
         self.by_source, self.by_target = _Groups(self.source), _Groups(self.target)
         self.by_set = _Groups(self.edge_set)
         self.items_by_set, self.items_by_class = _Groups(self.item_set), _Groups(self.item)
-        self.member = np.zeros(
-            (automaton.classes + 1, self.sets), bool
-        )  # the sets of each class; the last has none
+        # The sets of each class; the last has none.
+        self.member = np.zeros((automaton.classes + 1, self.sets), bool)
         self.member[self.item, self.item_set] = True
 
     def final(self, left: int, *, closed: bool) -> Floats:

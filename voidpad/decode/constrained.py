@@ -138,9 +138,8 @@ def constrained_slots(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> 
     `limit` is the length up to which the row's canvas may grow.
     """
     held, slots = rows.constraints[row], rows.slots[row]
-    run = (slots & ~torch.nn.functional.pad(slots[:-1], (1, 0))).cumsum(
-        0
-    ) - 1  # which run of slots: gaps are several
+    begins = slots & ~torch.nn.functional.pad(slots[:-1], (1, 0))
+    run = begins.cumsum(0) - 1  # the number of the gap in which each slot is
     for number, constraint in enumerate(() if held is None else held.gaps):
         inside = slots & (run == number)
         columns = frontier[row] & inside

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,16 +154,24 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
     ready = plan.length.ready(rows, reading.signal)
     frontier = plan.frontier(rows) & ready[:, None]
     proposed = _propose(rows, plan, frontier, _select(logits, frontier[where]), bans)
-    chosen, allowed, after, reasons = take_step(rows, plan, proposed, ready, reading)
-    if not allowed.all():
-        if (chosen & ~proposed.frontier).any():
+    taken = take_step(rows, plan, proposed, ready, reading)
+    if not taken.allowed.all():
+        if (taken.chosen & ~proposed.frontier).any():
             raise VoidpadError(f"commit={name_of(plan.commit)} chose a slot outside the frontier.")
         raise VoidpadError(f"every token is banned at a chosen slot: ban={plan.ban}. Ban fewer ids.")
-    if (after.length > torch.maximum(rows.limit, rows.length)).any():
+    if (taken.after.length > torch.maximum(rows.limit, rows.length)).any():
         raise VoidpadError(f"length={name_of(plan.length)} grew a canvas past its limit of {plan.limit}.")
-    edits, after = after.edits, replace(after, edits=())
+    after = replace(taken.after, edits=())
     return Step(
-        rows, after, proposed, chosen, finish(after, plan, reasons), where, logits, reading.signal, edits
+        before=rows,
+        after=after,
+        proposed=proposed,
+        chosen=taken.chosen,
+        finished=finish(after, plan, taken.reasons),
+        where=where,
+        logits=logits,
+        signal=reading.signal,
+        edits=taken.after.edits,
     )
 
 
@@ -220,14 +229,22 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
     )
 
 
+class Taken(NamedTuple):
+    """What a pass did to the rows once tokens were proposed in their windows."""
+
+    chosen: Tensor  # (B, W) the slots that are written
+    allowed: Tensor  # (B,) whether the row may write them
+    after: Rows
+    reasons: Tensor  # (B,) why each row ends, a number of `outcome.REASONS`
+
+
 def take_step(
     rows: Rows, plan: Plan, proposed: Proposed, ready: Tensor, reading: LengthReading | None = None
-) -> tuple[Tensor, Tensor, Rows, Tensor]:
-    """What a pass does to the rows once tokens are proposed in their windows (B, W).
+) -> Taken:
+    """Choose slots among the proposals, write them, and find out which rows end.
 
-    `ready` (B,) says which rows may commit tokens; without a `reading`, no length changes. Returns the slots that are
-    written (B, W), whether the row may write them (B,), the rows after the pass, and why each of them ends
-    (`outcome.REASONS`). Without a reading, shapes are static and the device is not read.
+    `ready` (B,) says which rows may commit tokens. Without a `reading` no length changes, shapes are static and the
+    device is not read.
     """
     progress = BlockProgress(
         proposed.frontier.sum(1), rows.entry_masks, rows.block_passes, plan.steps, plan.block
@@ -259,7 +276,7 @@ def take_step(
         behind = torch.minimum(after.block_start + plan.block, after.stop)
         after = after.enter(torch.where(left, behind, after.block_start), plan.block)
         after = replace(after, idle_passes=torch.where(left, 0, after.idle_passes))
-    return chosen, allowed, after, endings(after, plan, ready)
+    return Taken(chosen, allowed, after, endings(after, plan, ready))
 
 
 def _select(values: Tensor, which: Tensor) -> Tensor:

@@ -47,6 +47,11 @@ class Outcome:
         """The final length of the canvas."""
         return len(self.ids)
 
+    @property
+    def passes(self) -> int:
+        """All forward passes, probes included."""
+        return self.passes_decode + self.passes_probe - self.passes_shared
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Outcome):

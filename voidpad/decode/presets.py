@@ -112,9 +112,8 @@ class Preset:
     # For block-causal attention alone:
     small: int | None = None  # size of the blocks that are written one after the other inside a causal block
     lead: bool = False  # a block's first slot is written before the others
-    finish: bool = (
-        True  # a row ends after the block that holds a stop id; else once nothing before the id is masked
-    )
+    # A row ends after the block that holds a stop id; else once nothing before the id is masked.
+    finish: bool = True
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
         """Every field of this preset, in the order in which they are shown."""

@@ -72,12 +72,12 @@ def device_step(
         None if entropy is None else torch.where(frontier, entropy, torch.inf),
         frontier,
     )
-    chosen, allowed, after, reasons = take_step(rows, plan, proposed, ~rows.probing)
-    allowed = allowed & ~proposed.score.isnan().any(1)
-    counters = torch.stack([getattr(after, name) for name in COUNTERS])
-    ends = torch.stack([allowed.long(), reasons], 1)
-    window = [proposed.tokens, proposed.score.view(torch.int64), chosen.long()]
-    return torch.cat([*window, ends, counters.T], 1), after.ids, counters
+    taken = take_step(rows, plan, proposed, ~rows.probing)
+    allowed = taken.allowed & ~proposed.score.isnan().any(1)
+    counters = torch.stack([getattr(taken.after, name) for name in COUNTERS])
+    ends = torch.stack([allowed.long(), taken.reasons], 1)
+    window = [proposed.tokens, proposed.score.view(torch.int64), taken.chosen.long()]
+    return torch.cat([*window, ends, counters.T], 1), taken.after.ids, counters
 
 
 def propose_checked(
@@ -318,8 +318,9 @@ class _DevicePass:
     longest: tuple[int, int]
 
     def __call__(self, source: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor, Bans]:
+        """`inputs` are the other tensors of `Packing.inputs`, and then those of `_OpenBlocks.state`."""
         owner, plan = self.owner, self.plan
-        network, (ids, fixed, counters, numbers) = inputs[:6], inputs[6:]
+        *network, ids, fixed, counters, numbers = inputs
         denoise = owner.denoise
         logits = forward(denoise.inner, denoise.store, self.longest, ids.view(-1)[source], *network)
         known = zip((*FIXED, *COUNTERS), (*fixed.unbind(), *counters.unbind()), strict=True)

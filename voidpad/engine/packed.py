@@ -395,11 +395,8 @@ class Joined(nn.Module):
         self.sizes = [layer.weight.shape[0] for layer in layers]
         self.inner = copy.copy(layers[0])  # of the same kind, with tensors of its own
         self.inner._parameters, self.inner._buffers = {}, {}
-        for name, axis in (
-            ("weight", 0),
-            ("bias", 0),
-            ("scale", 1),
-        ):  # `scale`: float8 weights have one an output
+        # Float8 weights have a `scale` for each output.
+        for name, axis in (("weight", 0), ("bias", 0), ("scale", 1)):
             parts = [part for layer in layers if (part := getattr(layer, name, None)) is not None]
             # As bytes where the numbers are bytes: not every operation knows float8.
             joined = [

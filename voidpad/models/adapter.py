@@ -2,7 +2,6 @@
 
 import re
 import warnings
-from contextlib import nullcontext
 from copy import copy
 
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -11,41 +10,32 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from voidpad.errors import WeightsError, first_line
+from voidpad.files import readable
 from voidpad.models.families import Family
 from voidpad.models.locate import ADAPTER_TENSORS, Adapter
 from voidpad.models.weights import refuse_misfits
-from voidpad.models.without_bitsandbytes import without_bitsandbytes
 
 # peft 0.21 asks a network for a property that transformers 5.23 deprecates; users can do nothing about it.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 PREFIX = "base_model.model."
-# What peft puts behind the name of the module it changes; a plain weight belongs to modules_to_save.
-CHANGE = re.compile(r"\.(lora_\w+|token_adapter|weight|bias)\b.*$")
 
 
-def has_released_names(adapter: Adapter, family: Family) -> bool:
-    """Whether the tensors have the names of the authors' training code."""
-    return any(_stock_name(name, family) != name for name in adapter.tensors)
-
-
-def attach(
-    net: PreTrainedModel, adapter: Adapter, family: Family, base: str, *, quantized: bool
-) -> PeftModel:
+def attach(net: PreTrainedModel, adapter: Adapter, family: Family, base: str) -> PeftModel:
     """The network with the adapter around it, not merged. `base` is the name of the network's checkpoint."""
-    where = f"{adapter.folder} on {base}"
-    tensors = load_file(adapter.folder / ADAPTER_TENSORS)
+    where, path = f"{adapter.folder} on {base}", adapter.folder / ADAPTER_TENSORS
+    with readable(path, "safetensors"):
+        stored = load_file(path)
+    tensors = {_stock_name(name, family): tensor for name, tensor in stored.items()}
     try:  # peft checks its fields, and how they fit the network, with many exception types
         values = {name: value for name, value in adapter.config.items() if name != "runtime_config"}
         config: LoraConfig = LoraConfig.from_peft_type(**LoraConfig.check_kwargs(**values))
         config.base_model_name_or_path = base
         config.inference_mode = True
         config.init_lora_weights = True  # others decompose the base's weights
-        if has_released_names(adapter, family):
-            tensors = {_stock_name(name, family): tensor for name, tensor in tensors.items()}
-            config = _by_stock_names(config, tensors, family)
-        with nullcontext() if quantized else without_bitsandbytes():
-            adapted = PeftModel(net, config)
+        if tensors.keys() != stored.keys():
+            config = _by_stock_names(config, tensors)
+        adapted = PeftModel(net, config)
         if config.target_parameters:  # peft turns targets inside a mixture of experts into these
             raise ValueError("it adapts the experts, which is not covered")
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
@@ -62,29 +52,17 @@ def attach(
     return adapted.eval()
 
 
-def _by_stock_names(config: LoraConfig, tensors: dict[str, Tensor], family: Family) -> LoraConfig:
+def _by_stock_names(config: LoraConfig, tensors: dict[str, Tensor]) -> LoraConfig:
     """The settings of an adapter of the authors' code for the stock class, given its renamed tensors.
 
     Modules are listed by their full path, because a short name may mean two of them: LLaDA's `ff_out` is the output
     of a block and the vocabulary head too.
     """
-    if config.rank_pattern or config.alpha_pattern:
-        raise ValueError("rank_pattern and alpha_pattern are not covered under released names")
-    lora: set[str] = set()
-    saved: set[str] = set()
-    for name in tensors:
-        module, kind = CHANGE.sub("", name.removeprefix(PREFIX)), CHANGE.search(name)
-        if kind is None or kind[1] != "token_adapter":
-            (lora if kind and kind[1].startswith("lora_") else saved).add(module)
+    if config.rank_pattern or config.alpha_pattern or any(".lora_" not in name for name in tensors):
+        raise ValueError("under released names only LoRA matrices of one rank and alpha are covered")
     renamed = copy(config)
-    renamed.target_modules = sorted(lora)
-    renamed.modules_to_save = sorted(saved) or None
+    renamed.target_modules = sorted({name.removeprefix(PREFIX).split(".lora_")[0] for name in tensors})
     renamed.layers_to_transform = renamed.layers_pattern = renamed.exclude_modules = None
-    if isinstance(config.trainable_token_indices, dict):
-        tables = family.tensor_names.items()  # embedding and head, beside others; their last words are given
-        short = {old.split(".")[-2]: new.split(".")[-2] for old, new in tables if "#" not in old}
-        rows = {name.split(".")[-1]: ids for name, ids in config.trainable_token_indices.items()}
-        renamed.trainable_token_indices = {short.get(name, name): ids for name, ids in rows.items()}
     return renamed
 
 

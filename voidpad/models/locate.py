@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, printable
 from voidpad.files import read_json, readable
 from voidpad.models.card import Card, read_card
-from voidpad.models.weights import read_headers, weight_files
+from voidpad.models.weights import weight_files
 
 ASSETS = Path(str(files("voidpad"))) / "builtin" / "assets"
 # What the names of a family's built-in models begin with.
@@ -27,8 +27,6 @@ BUILT_IN = tuple(f"{name}-{arm}" for name in BUILT_IN_FAMILIES.values() for arm 
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
-# Settings of peft that the decoder cannot follow; target_parameters adapts the experts of a mixture.
-_NOT_COVERED = ("target_parameters", "layer_replication", "alora_invocation_tokens")
 # Fields of config.json and adapter_config.json that say where a model came from, not what it computes.
 _ORIGINS = (
     "_name_or_path",
@@ -77,14 +75,6 @@ class Adapter:
     folder: Path
     config: Mapping[str, Any]  # adapter_config.json as it stands
     card: Card | None
-    tensors: tuple[str, ...]  # names in the file
-
-    @property
-    def trained_tokens(self) -> frozenset[int]:
-        """Ids whose rows of the embedding or of the head were trained."""
-        indices = self.config.get("trainable_token_indices") or []
-        lists = indices.values() if isinstance(indices, dict) else [indices]
-        return frozenset(token for ids in lists for token in ids)
 
 
 @dataclass(frozen=True)
@@ -134,14 +124,10 @@ def find_source(name: str | Path, adapter: str | Path | None = None, *, download
 
 
 def _open_adapter(folder: Path) -> Adapter:
-    """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
     config = read_json(folder / ADAPTER_CONFIG)
-    refused = [field for field in _NOT_COVERED if config.get(field)]
-    if refused or config.get("peft_type") != "LORA":
-        raise WeightsError(
-            f"{folder / ADAPTER_CONFIG}: {', '.join(refused) or 'peft_type'} is not covered; use a plain LoRA adapter."
-        )
-    return Adapter(folder, config, read_card(folder), tuple(read_headers(folder / ADAPTER_TENSORS)))
+    if config.get("peft_type") != "LORA":
+        raise WeightsError(f"{folder / ADAPTER_CONFIG}: peft_type is not LORA; use a LoRA adapter.")
+    return Adapter(folder, config, read_card(folder))
 
 
 def _settings(config: Mapping[str, Any]) -> str:

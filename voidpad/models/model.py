@@ -70,7 +70,8 @@ class Model(Checkpoint):
         where = ", ".join(sorted({str(device) for device in _devices(self.net)}))
         size = self.base.get_memory_footprint(return_buffers=False)
         form = f"{self.scheme.name} weights" if self.scheme else str(self.net.dtype).removeprefix("torch.")
-        return f"{self.name} on {where}: {form}, {_short(self.parameters)} parameters, {_short(size)}B"
+        counts = f"{self.parameters / 1e6:,.2f} M parameters, {size / 1e6:,.1f} MB"
+        return f"{self.name} on {where}: {form}, {counts}"
 
     @property
     def base(self) -> Any:
@@ -260,15 +261,6 @@ class Model(Checkpoint):
             text=self.text(outcome.tokens, cut=plan.cut),
             approximations=self.approximations(plan, cache=cache),
         )
-
-
-def _short(count: float) -> str:
-    """A number in three digits with its unit: 1234567 is 1.23 M."""
-    for unit in ("", " k", " M", " G"):
-        if count < 1000:
-            return f"{count:.3g}{unit}"
-        count /= 1000
-    return f"{count:.3g} T"
 
 
 def _devices(net: torch.nn.Module) -> set[torch.device]:

@@ -5,7 +5,7 @@ import builtins
 import importlib
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 from voidpad.sandbox.wire import Peer, Stopped, exception_from, is_programs
 
 _DETAIL_LIMIT = 1500
+_ALLOWED = (  # for a program that seems to have failed for the lack of something
+    "a program has only Python's standard library and the memory, threads and files that the sandbox's mode and limits "
+    "allow; further processes, other programs and the network are refused"
+)
 # Modules that programs often import. The checks may use their own copy if the program's text imports one.
 MODULES = (
     "array", "bisect", "calendar", "cmath", "collections", "copy", "datetime", "decimal", "fractions",
@@ -199,11 +203,10 @@ class CheckNamespace(dict[str, Any]):
         return names | {name: value for name, value in helpers.items() if not name.startswith("__")}
 
 
-def judge(sock: socket.socket, test: ProgramTest, allowed: str) -> tuple[str, str]:
+def judge(sock: socket.socket, test: ProgramTest) -> tuple[str, str]:
     """Run the checks: the verdict's reason and detail. A pass needs the program to be connected until the end.
 
-    The reason "gone" says that the program exited early, so that its exit status matters. `allowed` says what a
-    program has, for the detail of one that seems to have failed for the lack of something.
+    The reason "gone" says that the program exited early, so that its exit status matters.
     """
     program = ProgramConnection(sock)
     try:
@@ -216,12 +219,12 @@ def judge(sock: socket.socket, test: ProgramTest, allowed: str) -> tuple[str, st
         outcome = stop.args
     except BaseException as error:
         kind = "memory" if isinstance(error, MemoryError) else "error" if is_programs(error) else "failed"
-        outcome = (kind, _line(error, program, test.checks, allowed))
+        outcome = (kind, _line(error, program, test.checks))
     reason, detail = program.lost.args if program.lost else outcome
     return reason, detail[:_DETAIL_LIMIT]
 
 
-def _line(error: BaseException, program: ProgramConnection, checks: str, allowed: str) -> str:
+def _line(error: BaseException, program: ProgramConnection, checks: str) -> str:
     """One line for people: the failing check, the exception, and hints if the sandbox may have caused it."""
     at, trace = None, error.__traceback__
     while trace is not None:
@@ -235,25 +238,20 @@ def _line(error: BaseException, program: ProgramConnection, checks: str, allowed
     except BaseException:  # the message contains a RemoteObject, and the program did not provide its text
         message = "<unprintable>"
     text = f"{f'line {at}: {check}: ' if check else ''}{type(error).__name__}: {message}".removesuffix(": ")
-    hint = "; ".join(_hints(error, program, check, message, allowed))
-    hint = f" (in the sandbox {hint})" if hint else ""
-    return text[: _DETAIL_LIMIT - len(hint)] + hint
-
-
-def _hints(
-    error: BaseException, program: ProgramConnection, check: str, message: str, allowed: str
-) -> Iterator[str]:
+    hints = []
     if program.changed_late():
-        yield "the checks change a value after they have passed it to the program"
+        hints.append("the checks change a value after they have passed it to the program")
     late = False
     with suppress(Stopped, Exception):
         late = program.ask("changed_late") is True
     if late:
-        yield "the program changes a value after the call, and the checks have a copy"
+        hints.append("the program changes a value after the call, and the checks have a copy")
     if program.handles and re.search(r"\b(isinstance|type|callable|await|asyncio|inspect|__\w+__)\b", check):
-        yield f"the checks see a handle of the program's {', '.join(program.handles)}"
+        hints.append(f"the checks see a handle of the program's {', '.join(program.handles)}")
     if re.search(r"getvalue|stdout|captured", check):
-        yield "the checks do not see what a program prints"
+        hints.append("the checks do not see what a program prints")
     restricted = "can't start new thread" in message or type(error).__name__ == "ZoneInfoNotFoundError"
     if is_programs(error) and (restricted or isinstance(error, OSError | ImportError | MemoryError)):
-        yield allowed
+        hints.append(_ALLOWED)
+    hint = f" (in the sandbox {'; '.join(hints)})" if hints else ""
+    return text[: _DETAIL_LIMIT - len(hint)] + hint

@@ -139,50 +139,35 @@ class Supervisor:
             self._control.send(json.dumps(reply).encode())
 
     def run(self, limits: Limits, fds: list[int], start: float) -> tuple[str, int | str | None]:
-        """Run one program: how it ended ("done", "timeout" or "output"), and its exit status if it exited by itself."""
+        """Run one program: how it ended ("done" or "timeout"), and its exit status if it exited by itself."""
         text, checks, verdict = fds
         asking, answering = socket.socketpair()
-        output, program_output = os.pipe()
         pids: list[int] = []
         try:
             # The program runs when the checks ask for it, so that the clock is watched from its first instruction on.
-            with asking, answering, open(program_output, "wb"), open(os.devnull, "wb") as null:
-                for_program = (program_output, answering.fileno(), text)
+            with asking, answering, open(os.devnull, "wb") as null:
+                for_program = (null.fileno(), answering.fileno(), text)
                 pids.append(self.start_jail(_run_program, for_program, limits))
                 for_checks = (null.fileno(), asking.fileno(), checks, verdict)
                 pids.append(self.start_jail(_run_checks, for_checks, limits))
-            ended = self._watch(pids[1], limits, output, start + limits["seconds"])
+            ended = self._watch(pids[1], start + limits["seconds"])
             if ended == "done" and _status(pids[1]) == _LOST:
                 # The program closed its channel. When it has exited, its status says whether by a signal.
-                ended = self._watch(pids[0], limits, output, start + limits["seconds"])
+                ended = self._watch(pids[0], start + limits["seconds"])
             return ended, _status(pids[0])
         finally:
-            os.close(output)
             _kill(pids)
 
-    def _watch(self, pid: int, limits: Limits, output: int, deadline: float) -> str:
-        """Wait until a process ends ("done") or a limit is reached, and say which."""
-        done, room = os.pidfd_open(pid), limits["output_kb"] << 10
-        poll = select.poll()
-        for fd in (done, output, self._control.fileno()):
-            poll.register(fd, select.POLLIN)
+    def _watch(self, pid: int, deadline: float) -> str:
+        """Wait until a process ends ("done") or the time is over ("timeout"), and say which."""
+        done, control = os.pidfd_open(pid), self._control.fileno()
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                ready = {fd for fd, _ in poll.poll(1000 * left)}
-                if self._control.fileno() in ready:
-                    os._exit(0)  # the library is gone, and with this process all others end
-                if output in ready:
-                    size = len(os.read(output, 1 << 16))
-                    room -= size
-                    if not size:
-                        poll.unregister(output)
-                if room < 0:
-                    return "output"
-                if done in ready:
-                    return "done"
-            return "timeout"
+            ready, _, _ = select.select([done, control], [], [], max(0.0, deadline - time.monotonic()))
         finally:
             os.close(done)
+        if control in ready:
+            os._exit(0)  # the library is gone, and with this process all others end
+        return "done" if ready else "timeout"
 
     def start_jail(self, act: Callable[[], None], fds: tuple[int, ...], limits: Limits) -> int:
         """Fork a process into a jail, where it calls `act`; `fds` become its descriptors 1 (and 2), 3, 4, ..."""
@@ -316,8 +301,8 @@ def _run_program() -> None:
 def _run_checks() -> None:
     random.seed(0)
     with open(4, encoding="utf-8", errors="surrogatepass") as file:
-        test, allowed = json.load(file)
-    reason, detail = checker.judge(socket.socket(fileno=3), checker.ProgramTest(*test), allowed)
+        test = checker.ProgramTest(*json.load(file))
+    reason, detail = checker.judge(socket.socket(fileno=3), test)
     os.write(5, json.dumps([reason, detail]).encode())
     if reason == "gone":
         os._exit(_LOST)

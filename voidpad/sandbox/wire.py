@@ -27,7 +27,6 @@ from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from types import EllipsisType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -53,8 +52,6 @@ _ROWS: list[tuple[Any, Callable[[Any], Iterable[Any]], Callable[..., Any]]] = [
     (complex, lambda value: [value.real, value.imag], complex),
     (ZoneInfo, lambda value: [value.key], ZoneInfo),
     (array, lambda value: [value.typecode, value.tobytes()], array),
-    (memoryview, lambda value: [value.format, value.tobytes()], lambda form, data: memoryview(data).cast(form)),
-    (EllipsisType, lambda value: [], lambda: ...),
     (type({}.keys()), lambda value: value, lambda *items: dict.fromkeys(items).keys()),
     (type({}.values()), lambda value: value, lambda *items: dict(enumerate(items)).values()),
     (type({}.items()), lambda value: value, lambda *items: dict(items).items()),

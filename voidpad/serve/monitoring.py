@@ -50,9 +50,8 @@ class Metrics:
         """Count a row that has ended after so many seconds in the queue."""
         self.queue_seconds.observe(queued)
         self.decode_seconds.observe(outcome.seconds)
-        passes = outcome.passes_decode + outcome.passes_probe - outcome.passes_shared
-        if passes:
-            self.tokens_per_pass.observe(len(outcome.tokens) / passes)
+        if outcome.passes:
+            self.tokens_per_pass.observe(len(outcome.tokens) / outcome.passes)
         self.row_passes.labels("decode").inc(outcome.passes_decode)
         self.row_passes.labels("probe").inc(outcome.passes_probe)
         if outcome.stop_reason in ("cancelled", "deadline"):

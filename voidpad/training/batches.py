@@ -44,8 +44,6 @@ def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draws: Tensor) -> 
 
     - A number: all to so many slots.
     - `batch`: to the paper's S_B, the maximum over the mini-batch.
-    - `virtual`: to the maximum of a random mini-batch of `virtual_batch` examples, the row itself among them. That of
-      the others has distribution F ** (virtual_batch - 1), sampled by inversion.
     - `window`: to a canvas after the prompt, drawn evenly. A longer answer is cut, without an EOS: if every row held
       its whole answer, a model would learn that any canvas, however short, is long enough.
     """
@@ -55,12 +53,6 @@ def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draws: Tensor) -> 
     if part.width == "window":
         low, high = part.window
         return pairs.prompt[rows] + low + (draws * (high - low + 1)).long()
-    if part.width == "virtual":
-        others, pool = part.virtual_batch - 1, pairs.sorted_size
-        if not others:
-            return sizes + 1
-        rank = (draws ** (1 / others) * len(pool)).long().clamp(max=len(pool) - 1)
-        return torch.maximum(sizes, pool[rank]) + 1
     return batch_width(sizes, eos=part.longest_row_gets_eos or POLICIES[part.policy].longest_row_gets_eos)
 
 

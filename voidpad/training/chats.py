@@ -41,7 +41,6 @@ REASONS = {
     "not_single": "not one user message and one answer",
     "needs_template": "system prompt or earlier messages, which need the chat template",
     "special_tokens": "a special token in the text that cannot stay text",
-    "unknown": "characters or words that the tokenizer does not know",
     "repeated": "repeats an earlier example",
     "empty": "empty response",
     "too_long": "prompt and response are too long together",
@@ -88,8 +87,6 @@ def conversation(record: Any, names: Mapping[str, str] | None = None) -> list[Me
             record = json.loads(record.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise Dropped("bad", f"not JSON in UTF-8 ({first_line(error)})") from None
-    if isinstance(record, list) and record and isinstance(record[0], Mapping):
-        record = {names.get("messages", "messages"): record}
     if not isinstance(record, Mapping):
         raise Dropped("bad", "not an object")
     fields = _fields(record, names)
@@ -206,8 +203,6 @@ def records(path: Path) -> Iterator[tuple[str, Any]]:
         except (ValueError, RecursionError):
             whole = None  # JSON lines, whatever the name says
         if isinstance(whole, list):
-            if whole and all(isinstance(one, dict) and one.keys() & {"role", "from"} for one in whole):
-                whole = [whole]  # the file is one conversation
             yield from ((f"{path} item {number}", record) for number, record in enumerate(whole, 1))
             return
     with path.open("rb") as file:

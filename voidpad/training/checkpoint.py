@@ -21,7 +21,7 @@ from torch import Tensor
 
 from voidpad import models
 from voidpad.errors import ConfigError, WeightsError, first_line
-from voidpad.files import locked_folder, readable
+from voidpad.files import fresh_folder, locked_folder, readable
 from voidpad.training.recipe import TrainingRecipe, check
 
 FINAL, METRICS, OPTIMIZER, PROGRESS = "model", "metrics.jsonl", "optimizer.pt", "progress.json"
@@ -37,7 +37,7 @@ def locked(output: Path) -> AbstractContextManager[None]:
 # Where a run begins
 
 
-def to_resume(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -> Path | None:
+def find_start(recipe: TrainingRecipe, output: Path, *, resume: bool) -> Path | None:
     """The checkpoint to continue from, or None for a new run."""
     last = latest(output)
     if not resume:
@@ -47,18 +47,15 @@ def to_resume(recipe: TrainingRecipe, output: Path, resume: bool | str | Path) -
                 f"run.output: {output} already holds {found[0]}; pass --resume, or name another folder."
             )
         return None
-    chosen = last if resume is True else Path(resume)
-    if chosen is None:
+    if last is None:
         return None
-    card = models.read_card(chosen) if chosen.is_dir() else None
-    if card is None:
-        raise ConfigError(f"--from: {chosen} is not a checkpoint folder.")
-    before = check(card.recipe or {}, name=f"--resume: the recipe of {chosen}").learnt()
+    card = models.read_card(last)
+    before = check(card.recipe if card else {}, name=f"--resume: the recipe of {last}").learnt()
     if changed := [name for name, value in recipe.learnt().items() if before.get(name) != value]:
         raise ConfigError(
-            f"--resume: {', '.join(changed)} differ from the recipe of {chosen}; start a new run.output."
+            f"--resume: {', '.join(changed)} differ from the recipe of {last}; start a new run.output."
         )
-    return chosen
+    return last
 
 
 def latest(output: Path) -> Path | None:
@@ -78,49 +75,32 @@ def _checkpoints(output: Path) -> list[Path]:
 
 @contextmanager
 def staged(final: Path) -> Iterator[Path]:
-    """A folder to write a checkpoint into; it becomes `final` when the block ends well.
+    """A folder to write a checkpoint into; it gets the name `final` when the block ends without an error.
 
     A write that fails is one line that names the last good checkpoint.
     """
-    output, folder = final.parent, final.with_name(f".{final.name}.tmp")
-    _remove_leftovers(output)
+    _remove_leftovers(final.parent)
     try:
-        folder.mkdir()
-        yield folder
-        for path in folder.iterdir():
-            path.chmod(path.stat().st_mode | 0o044)  # safetensors would let only the owner read its files
-            _sync(path)
-        if final.exists():  # of a run that was continued from an earlier checkpoint
-            final.replace(output / f".{final.name}.old.tmp")
-        folder.replace(final)
-        _sync(output)
+        with fresh_folder(final) as folder:
+            yield folder
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        last = latest(output)
+        last = latest(final.parent)
         kept = f"the last good checkpoint is {last}" if last else "no earlier checkpoint exists"
         raise WeightsError(f"{final}: cannot be written ({first_line(error)}); {kept}.") from error
-    finally:
-        _remove_leftovers(output)
 
 
 def _remove_leftovers(output: Path) -> None:
     """Delete what was being written, or about to be deleted, when a process was killed."""
-    for folder in (*output.glob(".checkpoint-*.tmp"), *output.glob(f".{FINAL}.tmp")):
+    for folder in (*output.glob(".checkpoint-*.tmp"), *output.glob(f".{FINAL}.*tmp")):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def rotate(output: Path, keep: int, best: Path | None) -> None:
     """Delete all but the newest `keep` checkpoints and the best one."""
     for folder in _checkpoints(output)[:-keep]:
         if folder != best:
-            folder.replace(output / f".{folder.name}.old.tmp")  # first, so that no half of it keeps its name
+            # A process that is killed meanwhile leaves no half of it under its name.
+            folder.replace(output / f".{folder.name}.old.tmp")
     _remove_leftovers(output)
 
 

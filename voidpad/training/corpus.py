@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tempfile
 from array import array
 from collections import deque
@@ -35,8 +34,6 @@ from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.prepared import Pairs, Prepared
 
 CHUNK = 64  # records that a worker gets at a time
-# Characters of a token. A text of millions of them is too long without being tokenised, which would take a gigabyte.
-LONGEST_TOKEN = 32
 LISTED = 10  # places of odd rows that are named, for each reason
 
 
@@ -69,7 +66,6 @@ class Counts:
     dropped_examples: dict[str, int] = field(default_factory=dict)
     kept_whole: int = 0
     kept_cut: int = 0  # kept, with the response cut at max_length
-    unknown: int = 0  # examples with characters or words that the tokenizer does not know; they may be kept
     places: dict[str, list[str]] = field(default_factory=dict)  # by reason, where the first odd rows stand
 
     @property
@@ -116,9 +112,6 @@ def prepare(
                     dropped[reason] = dropped.get(reason, 0) + 1
                     continue
                 ids = [*one.prompt, *one.response][: request.max_length]
-                if tokenizer.unk_token_id in ids:
-                    counts.unknown += 1
-                    counts.note("unknown", place)
                 answer = len(ids) - len(one.prompt)
                 rows.extend((len(one.prompt), answer, answer == len(one.response)))
                 spool.write(np.array(ids, dtype=np.int32).tobytes())
@@ -215,10 +208,7 @@ _vocabulary = lru_cache(1)(vocabulary)
 
 
 def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
-    """One outcome for each answer that is asked for, or one that says why there is none.
-
-    Turns only ever make a prompt longer, so after the first prompt that is too long the rest is not tokenised.
-    """
+    """One outcome for each answer that is asked for, or one that says why there is none."""
     try:
         messages = chats.conversation(record, request.names)
         answers = chats.answers(messages, request.turns)
@@ -227,32 +217,25 @@ def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
     except Dropped as dropped:
         return [Outcome(reason=dropped.reason, detail=dropped.detail)]
     tokenizer, roles = _vocabulary(name)
-    most = LONGEST_TOKEN * request.drop_longer
-    digest, read, characters = hashlib.blake2b(digest_size=16), 0, 0.0
     outcomes = []
     for answer in answers:
-        for message in messages[read:answer]:
-            digest.update(json.dumps([message["role"], message["content"].strip()]).encode())
-            characters += len(message["content"])
-        read, response = answer, messages[answer]["content"]
-        this = digest.copy()
-        this.update(json.dumps(response.strip()).encode())
-        outcome = Outcome(this.digest(), "too_long")
-        if characters <= most and len(response) <= most:
-            try:
-                ids, text = encode_example(tokenizer, roles, messages[:answer], response, raw=request.raw)
-                reason = ""
-                if not text:
-                    reason = "empty"
-                elif len(ids) + len(text) > request.drop_longer:
-                    reason = "too_long"
-                elif len(ids) >= request.max_length:
-                    reason = "no_room"
-                outcome = outcome._replace(reason=reason, prompt=ids, response=text)
-                characters = characters if len(ids) <= request.drop_longer else math.inf
-            except Dropped as dropped:
-                outcome = outcome._replace(reason=dropped.reason, detail=dropped.detail)
-        outcomes.append(outcome)
+        said = [[message["role"], message["content"].strip()] for message in messages[: answer + 1]]
+        digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=16).digest()
+        try:
+            prompt, response = encode_example(
+                tokenizer, roles, messages[:answer], messages[answer]["content"], raw=request.raw
+            )
+        except Dropped as dropped:
+            outcomes.append(Outcome(digest, dropped.reason, dropped.detail))
+            continue
+        reason = ""
+        if not response:
+            reason = "empty"
+        elif len(prompt) + len(response) > request.drop_longer:
+            reason = "too_long"
+        elif len(prompt) >= request.max_length:
+            reason = "no_room"
+        outcomes.append(Outcome(digest, reason, "", prompt, response))
     return outcomes
 
 

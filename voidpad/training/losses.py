@@ -195,11 +195,10 @@ class SlotLoss(nn.Module):
 
     PIECE = 1 << 27  # logits
 
-    def __init__(self, net: nn.Module, *, piece: int = PIECE, residual: torch.dtype = torch.float32) -> None:
+    def __init__(self, net: nn.Module, *, piece: int = PIECE) -> None:
         super().__init__()
         self.net: Any = net
         self.piece = piece
-        self.residual = residual  # dtype of the layers' running sum where autocast is on
 
     def forward(
         self,
@@ -216,8 +215,6 @@ class SlotLoss(nn.Module):
         # A PeftModel passes both calls on to the model inside.
         decoder, head = self.net.get_decoder(), self.net.get_output_embeddings()
         embedded = decoder.get_input_embeddings()(ids)
-        if embedded.dtype == torch.float32 and torch.is_autocast_enabled(ids.device.type):
-            embedded = embedded.to(self.residual)
         if segments is not None:
             # Packed attention takes the queries that share a key head as one segment.
             groups = self.net.config.num_attention_heads // self.net.config.num_key_value_heads

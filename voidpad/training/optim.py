@@ -43,8 +43,7 @@ def optimizers(model: nn.Module, part: OptimPart) -> list[torch.optim.Optimizer]
         torch.optim.AdamW(groups, lr=part.lr, betas=part.betas, fused=fused)
     ]
     if part.name == "muon":
-        lr = part.muon_lr or part.lr
-        found.append(Muon(matrices, lr=lr, momentum=part.momentum, weight_decay=part.weight_decay))
+        found.append(Muon(matrices, lr=part.muon_lr or part.lr, weight_decay=part.weight_decay))
     for optimizer in found:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]

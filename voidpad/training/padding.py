@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -39,14 +39,6 @@ class PaddingPolicy:
     def adds_tokens(self) -> bool:
         """Whether it pads with tokens that only padding uses, so that the model has yet to learn them."""
         return self.role != "eos"
-
-    def roles(self, roles: Roles, colours: int) -> Roles:
-        """The roles of a model trained with this policy: of several tokens it uses the first `colours`."""
-        if self.role != "rainbow":
-            return roles
-        if len(roles.rainbow) < colours:
-            raise RoleError(f"padding.colours: {colours} requested, but the model has {len(roles.rainbow)}.")
-        return replace(roles, rainbow=roles.rainbow[:colours])
 
 
 PolicyName = Literal["eos", "void", "rainbow"]  # what a recipe may say

@@ -87,10 +87,6 @@ class Pairs:
         return self.size.cumsum(0) - self.size if self.begin is None else self.begin
 
     @cached_property
-    def sorted_size(self) -> Tensor:
-        return self.size.sort().values
-
-    @cached_property
     def has_gaps(self) -> Tensor:
         """Which examples have fixed text in their response, (N,) bool."""
         if self.fixed is None:
@@ -166,22 +162,12 @@ def read(path: Path | str) -> Prepared:
             raise DataError(f"{path}: not a data file of this version; make one with `voidpad data prepare`.")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         roles, notes = Roles(**json.loads(metadata["roles"])), json.loads(metadata["notes"])
-    if not {*TENSORS} <= tensors.keys() or not all(map(_are_counts, tensors.values())):
-        raise DataError(f"{path}: its tensors are not rows of ids and lengths; prepare it again.")
-    tokens, prompt, response, complete = (tensors[name] for name in TENSORS)
+        tokens, prompt, response, complete = (tensors[name] for name in TENSORS)
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
     pairs = Pairs(tokens, prompt.long(), response.long(), complete.bool(), fixed)
-    same_count = len(prompt) == len(response) == len(complete)
-    if not same_count or {int(pairs.size.sum()), len(tensors.get("fixed", tokens))} != {len(tokens)}:
+    if not len(pairs) or int(pairs.size.sum()) != len(tokens):
         raise DataError(f"{path}: its lengths do not add up to its tokens; prepare it again.")
-    if ((pairs.response == 0) & ~pairs.complete).any():
-        raise DataError(f"{path}: an example has neither response nor EOS to learn; prepare it again.")
     return Prepared(pairs, roles, notes)
-
-
-def _are_counts(values: Tensor) -> bool:
-    """Whether a tensor is one row of whole numbers from zero on, not empty."""
-    return values.ndim == 1 and not values.is_floating_point() and len(values) > 0 and int(values.min()) >= 0
 
 
 def _narrow(values: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -27,7 +26,7 @@ class RecipeSection(BaseModel):
 
 
 class Scratch(RecipeSection):
-    """A new network with random weights; the vocabulary is the tokenizer's, or that of the data's ids."""
+    """A new network with random weights and the vocabulary of the tokenizer."""
 
     family: str = "llada"
     hidden: Count = 256
@@ -36,13 +35,10 @@ class Scratch(RecipeSection):
     kv_heads: Count | None = None
     intermediate: Count = 704
     context: Count = 1024
-    vocab: Count | None = None
-    tied: bool = False
 
 
 class ModelPart(RecipeSection):
     name: str | None = None  # built-in name, hub id or folder
-    adapter: str | None = None  # merged before training starts
     scratch: Scratch | None = None
     tokenizer: str | None = None  # folder whose tokenizer is saved with a network from scratch
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -54,8 +50,8 @@ class ModelPart(RecipeSection):
     def _one_source(self) -> ModelPart:
         if (self.name is None) == (self.scratch is None):
             raise ValueError("give model.name or [model.scratch], exactly one of them")
-        if self.scratch and (self.adapter or not self.tokenizer):
-            raise ValueError("model.scratch needs model.tokenizer, and model.adapter needs model.name")
+        if self.scratch and not self.tokenizer:
+            raise ValueError("model.scratch needs model.tokenizer")
         return self
 
 
@@ -78,12 +74,10 @@ class DataPart(RecipeSection):
 class PaddingPart(RecipeSection):
     policy: PolicyName = "void"
     # batch: the paper's S_B; others: docs/train.md.
-    width: Literal["batch", "virtual", "window"] | Count = "batch"
-    virtual_batch: Count = 6  # examples in the imagined mini-batch of width = "virtual"
+    width: Literal["batch", "window"] | Count = "batch"
     window: tuple[Count, Count] = (16, 208)  # canvas slots, drawn evenly between these, of width = "window"
     longest_row_gets_eos: bool = True  # False: the authors' collator
     truncated_gets_eos: bool = False  # True: the authors' data
-    colours: Count = 7  # Rainbow tokens used
 
     @model_validator(mode="after")
     def _window(self) -> PaddingPart:
@@ -113,7 +107,6 @@ class OptimPart(RecipeSection):
     muon_lr: Positive | None = None  # None: lr
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[UnitFloat, UnitFloat] = (0.9, 0.999)
-    momentum: UnitFloat = 0.95
     clip: Annotated[float, Field(ge=0)] = 0.0  # 0: no clipping, as in the paper
     warmup: UnitFloat = 0.0  # shares of the run, linear both
     decay: UnitFloat = 0.0
@@ -133,14 +126,12 @@ class RunPart(RecipeSection):
     pass_tokens: Count | Literal["auto"] = "auto"  # tokens computed at once; auto: by the free memory
     seed: int = 42
     bf16: Literal["auto", "on", "off"] = "auto"  # passes compute in bfloat16; auto: on a GPU
-    residual: Literal["float32", "bfloat16"] = "float32"  # of the layers' sum under bf16; bfloat16 is faster
     compile: bool | Literal["auto"] = "auto"  # the layers, which share their code; auto: long runs on a GPU
     checkpointing: bool | Literal["auto"] = "auto"  # gradient checkpointing; auto: as many layers as needed
     fsdp: bool = False
     log_every: Count = 10
     save_every: Count | Share = 1000  # updates, or a share of the run
     keep: Count = 2  # checkpoints, besides the one with the lowest held-out loss
-    choose: Literal["last", "best"] = "last"  # which weights the final model has; best: lowest held-out loss
     report_to: tuple[str, ...] | None = None  # None: tensorboard where installed
     # Dtype of the final weights; None: as trained.
     export: Literal["float32", "bfloat16", "float16"] | None = None
@@ -209,11 +200,8 @@ class TrainingRecipe(RecipeSection):
         new_tokens = self.policy is not None and self.policy.adds_tokens
         if self.lora and new_tokens and not self.lora.void_rows and self.model.init_void != "keep":
             raise ValueError('lora.void_rows = false saves no rows, so model.init_void must be "keep"')
-        plain = self.lora and not (self.run.fsdp or self.model.adapter or self.model.scratch)
-        if self.model.quantize and not plain:
-            raise ValueError("model.quantize needs [lora] on model.name, without run.fsdp and model.adapter")
-        if self.run.choose == "best" and not self.data.held_out:
-            raise ValueError('run.choose = "best" needs data.held_out, the examples to choose by')
+        if self.model.quantize and (self.lora is None or self.model.scratch or self.run.fsdp):
+            raise ValueError("model.quantize needs [lora] on model.name, without run.fsdp")
         if self.optim.name == "muon" and self.run.fsdp:
             raise ValueError("optim.name = 'muon' needs whole matrices; use adamw with run.fsdp")
         if self.optim.name == "muon" and self.lora:
@@ -261,31 +249,19 @@ def _apply(values: dict[str, Any], change: str) -> None:
     values[last] = value
 
 
-SMALL = 100_000_000  # parameters below which a model learns at a rate that would wreck a large one
-
-
 def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
     """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it.
 
-    A model that is here is looked at: a small one gets a larger learning rate, and one that voidpad trained gets the
-    canvas widths it was trained with. Nothing is downloaded.
+    The built-in models get a larger learning rate than the paper's, and canvases as wide as they were trained with.
+    Nothing is downloaded.
     """
-    from voidpad.models import read_card
-    from voidpad.models.locate import BUILT_IN, locate, refuse_adapter
-    from voidpad.models.weights import headers
+    from voidpad.models.locate import BUILT_IN
 
     if path.exists():
         raise ConfigError(f"--init {path}: already exists; choose another name.")
     lr, width = "5e-5", 'width = "batch"'
-    if model in BUILT_IN or Path(model).is_dir():
-        refuse_adapter(model)
-        folder = locate(model)
-        card = read_card(folder)
-        if sum(math.prod(tensor.shape) for tensor in headers(folder).values()) < SMALL:
-            lr = "1e-3"
-        before = (card.recipe if card else {}).get("padding") or {}
-        if before.get("width") == "window":
-            width = f'width = "window"\nwindow = {before["window"]}'
+    if model in BUILT_IN:
+        lr, width = "1e-3", 'width = "window"\nwindow = [32, 272]'
     data, output = data or str(path.with_suffix(".safetensors")), str(path.with_suffix(""))
     words = {"model": model, "data": data, "output": output}
     quoted = {f"{name}_text": json.dumps(text) for name, text in words.items()}  # as TOML strings

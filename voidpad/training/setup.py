@@ -54,7 +54,7 @@ def model_to_train(recipe: TrainingRecipe, prepared: Prepared, device: torch.dev
     if recipe.model.attention:
         net.set_attn_implementation(recipe.model.attention)
     if policy:
-        roles, start_from = policy.roles(roles, recipe.padding.colours), recipe.model.init_void
+        start_from = recipe.model.init_void
         has_values = scratch is not None or model.card.padding == policy.name
         if policy.adds_tokens and not has_values and start_from != "keep":
             with torch.no_grad():
@@ -69,19 +69,14 @@ def model_to_train(recipe: TrainingRecipe, prepared: Prepared, device: torch.dev
 
 def _from_checkpoint(recipe: TrainingRecipe, device: torch.device) -> models.Model:
     """Weights that train are float32. Frozen weights under LoRA stay bfloat16 on a GPU if they are stored so."""
-    part, name, dtype = recipe.model, recipe.model.name or "", recipe.model.dtype
-    if recipe.lora:
-        refuse_adapter(part.adapter or name)
+    name, dtype, quantize = recipe.model.name or "", recipe.model.dtype, recipe.model.quantize
+    refuse_adapter(name)
     if dtype == "auto":
         frozen = recipe.lora and torch.cuda.is_available()
         half = frozen and stored_dtype(headers(find_source(name).folder)) == torch.bfloat16
         dtype = "bfloat16" if half else "float32"
-    where = str(device) if part.quantize else "cpu"
-    model = models.load(name, part.adapter, device=where, dtype=dtype, quantize=part.quantize)
+    model = models.load(name, device=str(device) if quantize else "cpu", dtype=dtype, quantize=quantize)
     model.require_full_attention("training with padding")
-    if model.adapted:
-        model = models.merge(model)
-        model.net.requires_grad_(True)  # an adapter's base is frozen
     return model
 
 
@@ -93,14 +88,14 @@ def _from_scratch(recipe: TrainingRecipe, part: Scratch, prepared: Prepared) -> 
     tokenizer = read_tokenizer(find_source(recipe.model.tokenizer or "").folder)
     config = family.config(
         {
-            "vocab_size": part.vocab or len(tokenizer),
+            "vocab_size": len(tokenizer),
             "hidden_size": part.hidden,
             "num_hidden_layers": part.layers,
             "num_attention_heads": part.heads,
             "num_key_value_heads": part.kv_heads or part.heads,
             "intermediate_size": part.intermediate,
             "max_position_embeddings": part.context,
-            "tie_word_embeddings": part.tied,
+            "tie_word_embeddings": False,
             "bos_token_id": None,
             "eos_token_id": prepared.roles.eos,
             "pad_token_id": prepared.roles.eos,
@@ -137,7 +132,7 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe, part: LoraPart) -> m
     return replace(model, net=net)
 
 
-def compiles(recipe: TrainingRecipe, *, examples: int) -> bool:
+def should_compile(recipe: TrainingRecipe, *, examples: int) -> bool:
     """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back.
 
     It takes triton, which builds its launchers with a C compiler.

@@ -1,9 +1,12 @@
 """Training from a recipe: `train(recipe)`, or `voidpad train RECIPE`, alone or under `accelerate launch`.
 
 Read from top to bottom: `train` is a run from its start, or its last checkpoint, to the final model. `Run` builds what
-the recipe names. `Run.updates` is the loop: each round makes one update (`_make_update`: the passes of this process,
-forward and backward, the mean over processes, the optimizers' step) and, where it is due, a log entry (`_log`), the
-loss on the held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the way back from a checkpoint.
+the recipe names. `Run.updates` is the loop: each round makes one update of the weights (`_make_update`) and, where it
+is due, a log entry (`_log`), the loss on the held-out examples (`evaluate`) and a checkpoint (`save`). `load` is the
+way back from a checkpoint.
+
+An update is an optimizer step on `run.global_batch` examples. It is computed in passes: a pass is one forward and
+backward call. How the examples are divided into passes changes speed and memory, not the gradient (batches.py).
 
 A restart is exact. Rows, noise, dropout and learning rate are functions of the seed and of the number of the update, so
 a checkpoint holds weights, the optimizers' state and how far the run has come.
@@ -48,6 +51,7 @@ from voidpad.training.prepared import Prepared, read
 from voidpad.training.recipe import TrainingRecipe
 
 Entry = dict[str, float]  # one line of metrics.jsonl
+# How sharded weights and optimizer states are put together in the main process, and dealt out from there again.
 GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 # Not strict: an adapter's checkpoint has no frozen weights, and those stay as they are.
 SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
@@ -69,66 +73,69 @@ class Trained:
 def train(
     recipe: TrainingRecipe,
     *,
-    resume: bool | str | Path = False,
+    resume: bool = False,
     max_seconds: float = math.inf,
     watch: Callable[[Run, list[Entry]], None] = lambda run, entries: None,
 ) -> Trained:
     """Run a recipe to its end, or until `max_seconds` have passed here.
 
-    `resume` continues from the last checkpoint in run.output, or from the one it names. `watch` is called before the
-    first update and after every update with the log entries made since.
+    `resume` continues from the last checkpoint in run.output, if there is one. `watch` is called before the first
+    update and after every update with the log entries made since.
     """
     output = Path(recipe.run.output)
     prepared = read(recipe.data.path)
     with checkpoint.locked(output):
-        start = checkpoint.to_resume(recipe, output, resume)
+        start = checkpoint.find_start(recipe, output, resume=resume)
         run = Run(recipe, prepared)
         if start:
             run.load(start)
         watch(run, [])
         for entries in run.updates(max_seconds):
             watch(run, entries)
-        return run.end()
+        return run.finish()
 
 
 class Run:
     """A run in one process: the network, its optimizers, its passes, and how far it has come."""
 
     def __init__(self, recipe: TrainingRecipe, prepared: Prepared | None = None) -> None:
-        run, cuda = recipe.run, torch.cuda.is_available()
+        settings, cuda = recipe.run, torch.cuda.is_available()
         prepared = prepared or read(recipe.data.path)
-        self.recipe, self.output = recipe, Path(run.output)
+        self.recipe, self.output = recipe, Path(settings.output)
         self.accelerator = Accelerator(
             cpu=not cuda,
-            mixed_precision="no",  # what computes in bfloat16 is said in `_forward`
+            mixed_precision="no",  # `_forward` enters autocast itself
             log_with=_trackers(recipe) or None,
             project_config=ProjectConfiguration(logging_dir=str(self.output / "tensorboard")),
         )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
-        self.bfloat16 = run.computes_in_bfloat16(cuda=cuda)
+        self.bfloat16 = settings.computes_in_bfloat16(cuda=cuda)
         self.model = setup.model_to_train(recipe, prepared, self.device)
-        self.compiled = setup.compiles(recipe, examples=len(prepared.pairs))
+        self.compiled = setup.should_compile(recipe, examples=len(prepared.pairs))
         self.passes, self.held_out = setup.update_passes(
             recipe, self.model, prepared, self.accelerator, compiled=self.compiled
         )
         self.per_epoch = self.passes.updates_per_epoch
-        # None: the run ends by the clock.
-        self.total = run.steps or (math.ceil(run.epochs * self.per_epoch) if run.epochs else None)
-        self.save_every = run.save_every
-        if isinstance(run.save_every, float):
-            self.save_every = max(1, round(run.save_every * (self.total or 0)))
+        # Updates of the whole run; None: it ends by the clock.
+        self.total = settings.steps
+        if settings.epochs:
+            self.total = math.ceil(settings.epochs * self.per_epoch)
+        self.save_every = settings.save_every
+        if isinstance(settings.save_every, float):  # a share of the run
+            self.save_every = max(1, round(settings.save_every * (self.total or 0)))
 
         if self.compiled:
             # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
             # is that of the run without compilation.
             options = {"emulate_precision_casts": True} if recipe.lora else None
             compile_layers(self.model.net.get_decoder(), options=options)
-        self.module: Any = SlotLoss(self.model.net, residual=getattr(torch, run.residual)).to(self.device)
+        # The network with the loss at its end: what is called in a pass, and what FSDP shards.
+        self.module: Any = SlotLoss(self.model.net).to(self.device)
         self.recomputing = False
-        if run.checkpointing is True:
+        if settings.checkpointing is True:
             self._recompute_layers()
         # A process that no launcher started has nothing to share its weights with.
-        self.sharded = run.fsdp and torch.distributed.is_initialized()
+        self.sharded = settings.fsdp and torch.distributed.is_initialized()
         if self.sharded:
             mesh = init_device_mesh(self.device.type, (self.processes,))
             for layer in self.model.net.get_decoder().layers:
@@ -137,15 +144,17 @@ class Run:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizers = optimizers(self.module, recipe.optim)
 
-        # How far the run has come, over all restarts. Tokens are those up to the last log entry.
-        self.update, self.tokens = 0, 0
+        # How far the run has come, over all restarts.
+        self.update = 0  # updates that are done
+        self.tokens = 0  # up to the last log entry
         self.best: tuple[int, float] | None = None  # update and held-out loss of the best checkpoint
         self._earlier_seconds = 0.0  # of training before this restart
         self._timed_from: float | None = None  # when the first update of this process was done
-        # Since the last log entry, in this process: loss and tokens; cross entropy and slots of each kind.
+        # Sums since the last log entry, in this process. First row: loss and tokens; then for each of KINDS: cross
+        # entropy and number of loss slots.
         self._sums = torch.zeros(1 + len(KINDS), 2, dtype=torch.float64, device=self.device)
         self._logged_update = 0
-        self._logged_seconds: float | None = None  # None: by another process, or not yet
+        self._logged_seconds: float | None = None  # None: this process has logged nothing yet
 
     @property
     def seconds(self) -> float:
@@ -204,30 +213,9 @@ class Run:
         return asked and bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
 
     def _make_update(self) -> Tensor:
-        """One update of the weights; returns the norm of its gradient.
-
-        When a pass does not fit into memory the update begins again in smaller ones. Its gradients stay the same.
-        """
-        run, optim = self.recipe.run, self.recipe.optim
-        self.module.train()
-        while True:
-            # So that dropout, too, is the same after a restart.
-            torch.manual_seed((run.seed * 1_000_003 + self.update) * 4096 + self.accelerator.process_index)
-            passes, sums = self.passes[self.update], torch.zeros_like(self._sums)
-            try:
-                # The loss is a weighted sum over slots, so the passes of an update add up.
-                for one in passes:
-                    loss, measured = self._forward(one)
-                    loss.backward()
-                    sums += measured
-                break
-            except torch.OutOfMemoryError as error:
-                self._make_room(passes, error)
-            self.module.zero_grad()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        self._sums += sums
-
+        """One update of the weights; returns the norm of its gradient."""
+        settings, optim = self.recipe.run, self.recipe.optim
+        self._compute_gradients()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if self.processes > 1 and not self.sharded:
             # Processes meet here, once an update, and not inside their backward passes as under DDP, because they may
@@ -239,9 +227,9 @@ class Run:
         if optim.clip:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, optim.clip, norm)
 
-        if run.seconds:
+        if settings.seconds:
             # At least a thousandth of the warm-up: the clock stands at zero until the first update is done.
-            progress = max(self.seconds / run.seconds, 1e-3 * optim.warmup)
+            progress = max(self.seconds / settings.seconds, 1e-3 * optim.warmup)
         else:
             progress = (self.update + 0.5) / (self.total or 1)
         for optimizer in self.optimizers:
@@ -251,19 +239,49 @@ class Run:
             optimizer.zero_grad()
         return norm
 
+    def _compute_gradients(self) -> None:
+        """The passes of this process for one update, forward and backward.
+
+        When a pass does not fit into memory the update begins again in smaller ones. Its gradients stay the same.
+        """
+        self.module.train()
+        while True:
+            # A seed for each update and process, so that dropout, too, is the same after a restart.
+            update_seed = self.recipe.run.seed * 1_000_003 + self.update
+            torch.manual_seed(update_seed * 4096 + self.accelerator.process_index)
+            passes, sums = self.passes[self.update], torch.zeros_like(self._sums)
+            try:
+                # The loss is a weighted sum over slots, so the passes of an update add up.
+                for one in passes:
+                    loss, measured = self._forward(one)
+                    loss.backward()
+                    sums += measured
+            except torch.OutOfMemoryError as error:
+                self._make_room(passes, error)
+            else:
+                self._sums += sums
+                return
+            self.module.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
     def _forward(self, one: Pass) -> tuple[Tensor, Tensor]:
         """The loss of a pass, and what it adds to `_sums`."""
         slots = one.slots
         with torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
             entropy = self.module(one.ids, slots.where, slots.label, one.inside, one.segments)
         loss = (entropy * slots.weight).sum()
-        member = (slots.kind[:, None] == torch.arange(len(KINDS), device=self.device)).double()
         total = torch.stack([loss.detach().double(), torch.full_like(loss, one.tokens, dtype=torch.float64)])
-        of_kinds = torch.stack([entropy.detach().double() @ member, member.sum(0)], 1)
-        return loss, torch.cat([total[None], of_kinds])
+        is_kind = (slots.kind[:, None] == torch.arange(len(KINDS), device=self.device)).double()
+        by_kind = torch.stack([entropy.detach().double() @ is_kind, is_kind.sum(0)], 1)
+        return loss, torch.cat([total[None], by_kind])
 
     def _make_room(self, passes: list[Pass], error: torch.OutOfMemoryError) -> None:
-        """Make the passes half as large. Small ones, and single rows, first have all layers recomputed."""
+        """After these passes ran out of memory: make them half as large, or recompute layers in the backward pass.
+
+        Passes below the size at which a GPU works at full speed, and single rows, are recomputed before they are
+        halved.
+        """
         largest = max(one.ids.numel() for one in passes)
         if self.sharded:  # the other processes wait inside this very pass
             raise ConfigError(f"out of memory in {largest:,} tokens; lower run.pass_tokens.") from error
@@ -285,14 +303,14 @@ class Run:
 
     def _log(self, gradient_norm: Tensor) -> Entry:
         """The entry of an update: means since the last entry and over all processes."""
-        (loss, tokens), *of_kinds = self.accelerator.reduce(self._sums, "sum").tolist()
+        (loss, tokens), *by_kind = self.accelerator.reduce(self._sums, "sum").tolist()
         self.tokens += int(tokens)
         norm = gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
         entry = {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
             "loss": loss / self.processes / (self.update - self._logged_update),
-            **_means(of_kinds),
+            **_mean_losses(by_kind),
             "grad_norm": float(norm),
             "learning_rate": self.optimizers[0].param_groups[0]["lr"],
             "seconds": round(self.seconds, 3),
@@ -313,14 +331,14 @@ class Run:
         count, loss, sums = self.held_out.rows.count, 0.0, torch.zeros_like(self._sums)
         for position in torch.arange(count).split(self.held_out.share.global_batch):
             for one in self.held_out.over(0, position):
-                found, measured = self._forward(one)
-                loss += float(found) * len(position)
+                part, measured = self._forward(one)
+                loss += float(part) * len(position)
                 sums += measured
         return {
             "step": self.update,
             "epoch": self.update / self.per_epoch,
             "eval_loss": loss / count,
-            **{f"eval_{name}": value for name, value in _means(sums[1:].tolist()).items()},
+            **{f"eval_{name}": value for name, value in _mean_losses(sums[1:].tolist()).items()},
         }
 
     def _start_reports(self) -> None:
@@ -350,23 +368,24 @@ class Run:
     # Checkpoints
 
     def save(self) -> None:
-        """Write `checkpoint-N`, complete or not at all. Sharded tensors are gathered, so it loads on any number of
-        processes."""
-        weights: dict[str, Any] | None = None
+        """Write `checkpoint-N`, complete or not at all.
+
+        Sharded tensors are gathered, so it loads on any number of processes.
+        """
+        weights: dict[str, Any] | None = None  # those of the network
         states: list[Any] = [optimizer.state_dict() for optimizer in self.optimizers]
         if self.sharded:
             gathered = get_model_state_dict(self.module, options=GATHER)
             weights = {name.removeprefix("net."): tensor for name, tensor in gathered.items()}
             states = [get_optimizer_state_dict(self.module, self.optimizers[0], options=GATHER)]
         if self.accelerator.is_main_process:
-            last, best = self._checkpoints()
-            with checkpoint.staged(last) as folder:
+            with checkpoint.staged(self._checkpoint(self.update)) as folder:
                 write_network(self.model, folder, weights)
                 torch.save(states, folder / checkpoint.OPTIMIZER)
                 progress = {"seconds": self.seconds, "tokens": self.tokens, "best": self.best}
                 store(folder / checkpoint.PROGRESS, [json.dumps({"update": self.update, **progress})])
                 self.model.card.write(folder)  # last, because without its card a checkpoint does not load
-            checkpoint.rotate(self.output, self.recipe.run.keep, best)
+            checkpoint.rotate(self.output, self.recipe.run.keep, self._best_checkpoint())
         self.accelerator.wait_for_everyone()
 
     def load(self, folder: Path) -> None:
@@ -375,44 +394,43 @@ class Run:
         self.update = self._logged_update = progress["update"]
         self._earlier_seconds, self.tokens = progress["seconds"], progress["tokens"]
         self.best = progress["best"]
-        weights: dict[str, Tensor] = {}
+        weights: dict[str, Any] = {}
         states: list[Any] = [{}]
         if self.accelerator.is_main_process or not self.sharded:
             weights = checkpoint.read_weights(folder, self.model)
             states = checkpoint.read_states(folder)
-        if self.sharded:
-            named: dict[str, Any] = {f"net.{name}": tensor for name, tensor in weights.items()}
-            set_model_state_dict(self.module, named, options=SCATTER)
+        if self.sharded:  # the main process deals out what it has read
+            weights = {f"net.{name}": tensor for name, tensor in weights.items()}
+            set_model_state_dict(self.module, weights, options=SCATTER)
             set_optimizer_state_dict(self.module, self.optimizers[0], states[0], options=SCATTER)
             return
         self.model.net.load_state_dict(weights, strict=False)  # an adapter's has no frozen weights
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
-    def end(self) -> Trained:
-        """Export the final model if the run is finished, and say what there is."""
-        folder, best = self._checkpoints()
-        finished = self.finished
+    def finish(self) -> Trained:
+        """Export the final model if the run is at its end, and say what there is."""
+        folder, finished = self._checkpoint(self.update), self.finished
         if finished:
-            chosen = best if best and self.recipe.run.choose == "best" else folder
-            in_memory = chosen == folder and not self.sharded
-            folder = self.output / checkpoint.FINAL
+            last, folder = folder, self.output / checkpoint.FINAL
             if self.accelerator.is_main_process:
-                model = self.model if in_memory else load(chosen)
+                model = load(last) if self.sharded else self.model
                 checkpoint.export(model, folder, self.recipe.run.export)
         self.accelerator.wait_for_everyone()
-        lowest = self.best[1] if self.best else None
-        return Trained(folder, finished, self.update, self.seconds, self.tokens, best, lowest)
+        best, best_loss = self._best_checkpoint(), self.best[1] if self.best else None
+        return Trained(folder, finished, self.update, self.seconds, self.tokens, best, best_loss)
 
-    def _checkpoints(self) -> tuple[Path, Path | None]:
-        """The folders of the checkpoint after this update and of the one with the lowest held-out loss."""
-        best = self.output / f"checkpoint-{self.best[0]}" if self.best else None
-        return self.output / f"checkpoint-{self.update}", best
+    def _checkpoint(self, update: int) -> Path:
+        return self.output / f"checkpoint-{update}"
+
+    def _best_checkpoint(self) -> Path | None:
+        """The checkpoint with the lowest held-out loss."""
+        return self._checkpoint(self.best[0]) if self.best else None
 
 
-def _means(of_kinds: list[list[float]]) -> Entry:
-    """The mean cross entropy of each kind of slot, of their sums and counts."""
-    return {f"loss_{name}": total / n for name, (total, n) in zip(KINDS, of_kinds, strict=True) if n}
+def _mean_losses(by_kind: list[list[float]]) -> Entry:
+    """The mean cross entropy of each kind of loss slot, from the sums and counts of KINDS."""
+    return {f"loss_{name}": total / n for name, (total, n) in zip(KINDS, by_kind, strict=True) if n}
 
 
 def _trackers(recipe: TrainingRecipe) -> list[str]:

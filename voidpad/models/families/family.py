@@ -80,7 +80,6 @@ class Family:
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
-    hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     # Fields of a released config.json: those that the stock class has under the same name, those that must be there
     # with one of these values, and others that `translated` reads.
     copied: frozenset[str] = STOCK
@@ -90,8 +89,6 @@ class Family:
     translated: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     # Stock fields that are always the same.
     constants: Mapping[str, Any] = field(default_factory=dict)
-    # A stock config -> released fields, beside those that are fixed. None: `export` needs the config.json of a release.
-    released: Callable[[PretrainedConfig], dict[str, Any]] | None = None
     # How released tensor names begin -> how stock names do. # stands for the number of a layer.
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     # For a release that stores several stock tensors in one: the stock tensors in one of its tensors, by name, and all
@@ -108,9 +105,6 @@ class Family:
     # the name of the checkpoint.
     block_field: str | None = None
     block_name: str | None = None
-    # Ids by role of an adapter of the authors' training code, which carries no card; none where the tokenizer does not
-    # fit them. None: the base's own roles are right.
-    adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
 
     # Training
     loss: str = "per_row"  # how the sum of the loss is normalised: a name in training/losses.py

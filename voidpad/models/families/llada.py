@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from voidpad.decode.presets import FamilyDefaults
 from voidpad.decode.propose import GumbelProposal
@@ -54,20 +54,6 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
     return {new: filled[old] for old, new in _FIELDS.items()}
 
 
-def _released(config: PretrainedConfig) -> dict[str, Any]:
-    return {old: getattr(config, new) for old, new in _FIELDS.items()} | {
-        "architectures": ["LLaDAModelLM"],
-        "auto_map": {
-            "AutoConfig": "configuration_llada.LLaDAConfig",
-            "AutoModelForCausalLM": "modeling_llada.LLaDAModelLM",
-            "AutoModel": "modeling_llada.LLaDAModelLM",
-        },
-        "model_type": "llada",
-        "rope_theta": config.rope_parameters["rope_theta"],
-        "vocab_size": config.vocab_size,
-    }
-
-
 LLADA = Family(
     "llada",
     shift=0,
@@ -97,7 +83,6 @@ LLADA = Family(
     },
     read=words("multi_query_attention mlp_ratio vocab_size") | _FIELDS.keys(),
     translated=_translated,
-    released=_released,
     tensor_names=_NAMES,
     decoding=FamilyDefaults(
         score="confidence",
