@@ -1,6 +1,5 @@
 """`voidpad analyze` on checkpoints of both families: files, numbers, pictures, and what bad input gets."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -50,15 +49,14 @@ def is_png(path) -> bool:
 
 @BOTH
 def test_eos_prior(family, folders, voidpad, talks, tmp_path):
-    plot, table = tmp_path / "p.png", tmp_path / "p.csv"
+    plot = tmp_path / "p.png"
     common = ("analyze", "eos-prior", "--model", folders / family, "--data", talks, "--least", 2)
-    found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--csv", table, "--json"))
+    found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--json"))
     assert found["examples"] == 4
     assert {gap["gap"].split()[0] for gap in found["gaps"]} == {"EOS", "VOID"}
-    rows = list(csv.DictReader(table.open()))
-    assert [int(row["slot"]) for row in rows] == list(range(1, len(rows) + 1))
-    assert [float(row["q_eos"]) for row in rows] == [slot["q_eos"] for slot in found["slots"]]
-    assert int(rows[0]["count"]) == 4
+    slots = found["slots"]
+    assert [slot["slot"] for slot in slots] == list(range(1, len(slots) + 1))
+    assert slots[0]["count"] == 4
     assert is_png(plot)
     shown = voidpad(*common, "--canvas", 20)
     assert "EOS |q - p|" in shown
@@ -95,24 +93,21 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
 
 @BOTH
 def test_overflow(family, folders, voidpad, tmp_path):
-    plot, table, traces = (tmp_path / name for name in ("o.png", "o.csv", "o.jsonl"))
-    files = ("--plot", plot, "--csv", table)
+    plot, traces = tmp_path / "o.png", tmp_path / "o.jsonl"
     run = ("analyze", "overflow", "who is it", "why", "--model", folders / family, "--canvas", 16)
-    found = json.loads(voidpad(*run, "--blocks", "8,16", *files, "--json"))
+    found = json.loads(voidpad(*run, "--blocks", "8,16", "--plot", plot, "--json"))
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
     assert [one["block"] for one in found["trajectories"]] == [8, 16]
     assert found["verdict"].startswith(
         f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16. "
     )
     assert "no usable VOID signal" in found["verdict"]
-    assert len(list(csv.DictReader(table.open()))) == 4
+    assert len(found["answers"]) == 4
     assert is_png(plot)
     decode = ("generate", "why", "who is it", "--model", folders / family, "--canvas", 16)
     voidpad(*decode, "--block", 8, "--trace", traces)
-    lines = voidpad("analyze", "overflow", "--trace", traces, "--csv", table, "--plot", plot)
+    lines = voidpad("analyze", "overflow", "--trace", traces, "--plot", plot)
     assert len(lines.splitlines()) == 3
-    passes = sum(json.loads(line)["type"] == "pass" for line in traces.read_text().splitlines())
-    assert len(list(csv.DictReader(table.open()))) == passes
     assert "answers overflow at block 16" in voidpad(*run, "--block", 16)
 
 
@@ -127,14 +122,14 @@ def test_overflow_judges_numbers(folders, voidpad, tmp_path):
 
 @pytest.mark.parametrize(("family", "queries"), [("llada", "masked"), ("dream", "all")])
 def test_attention(family, queries, folders, voidpad, tmp_path):
-    plot, table, file = (tmp_path / name for name in ("a.png", "a.csv", "q.jsonl"))
+    plot, file = tmp_path / "a.png", tmp_path / "q.jsonl"
     file.write_text('{"prompt": "a b", "answer": "7"}\n{"prompt": "c", "answer": "8"}\n')
     run = ("analyze", "attention", "--model", folders / family, "--queries", queries, "--file", file)
-    found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--csv", table, "--json"))
+    found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--json"))
     assert [arm["right"] for arm in found["arms"]] == [0, 0]
     assert [one["block"] for one in found["answers"]] == [12] * 4  # block = canvas unless told otherwise
     assert is_png(plot)
-    assert [row["EOS"] for row in csv.DictReader(table.open())] == ["seen"] * 2 + ["hidden"] * 2
+    assert [row["EOS"] for row in found["answers"]] == ["seen"] * 2 + ["hidden"] * 2
     assert "hidden" in voidpad(*run, "--canvas", 12)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from voidpad.commands.options import AsJson, Picture, Raw
+from voidpad.commands.options import AsJson, Raw
 from voidpad.commands.ui import out, print_json, table
 from voidpad.errors import ConfigError, printable
 from voidpad.files import refuse_own_source
@@ -65,22 +65,15 @@ def prepare(
     )
     prepared, counts = corpus.prepare(source, model, request)
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    chats, examples = (
-        [(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n]
-        for part in (counts.dropped_conversations, counts.dropped_examples)
-    )
     rows = [
         ("conversations read", counts.conversations),
-        *chats,
-        ("examples made of the others", counts.examples),
-        *examples,
+        *((f"  dropped: {REASONS[reason]}", n) for reason, n in counts.dropped.items()),
         ("examples kept, whole", counts.kept_whole),
         (f"examples kept, response cut at {max_length} tokens", counts.kept_cut),
     ]
     out.print(table((str(output), "count"), [(label, f"{count:,}") for label, count in rows]))
     for reason, places in counts.places.items():
-        if reason != "not_sampled":
-            out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}", markup=False)
+        out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}", markup=False)
 
 
 @data.command()
@@ -117,18 +110,12 @@ def show(
 @data.command()
 def stats(
     file: PreparedFile,
-    plot: Picture = None,
     as_json: AsJson = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
     from voidpad.training.prepared import read
 
-    pairs = read(file).pairs
-    found = pairs.statistics()
-    if plot is not None:
-        from voidpad.diagnose import plots
-
-        plots.save(plots.lengths(pairs.prompt.tolist(), pairs.response.tolist()), plot)
+    found = read(file).pairs.statistics()
     if as_json:
         print_json(found)
         return

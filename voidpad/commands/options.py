@@ -8,10 +8,10 @@ where weights are read.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tiny-void"
 LARGE = 100_000_000  # parameters from which on a line says what was loaded, without a terminal too
-MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
 # Whose built-in models: those of `BUILT_IN_FAMILIES` in models/locate.py, which is slow to import.
@@ -107,8 +106,6 @@ class ModelOptions:
         loaded = (opened or self.open()).load_weights(self.device, self.dtype, self.quantize)
         if err.is_terminal or loaded.parameters >= LARGE:
             note(loaded.summary)
-        if warning := slow(loaded):
-            warn(warning)
         return loaded
 
 
@@ -139,8 +136,6 @@ def assignments(option: str, given: Sequence[str] | None, form: str) -> dict[str
         name, _, value = text.partition("=")
         if not name.strip() or not value:
             raise ConfigError(f"{option} {text!r}: write {form}.")
-        if name.strip() in found:
-            raise ConfigError(f"{option} {text!r}: {name.strip()} is given twice.")
         found[name.strip()] = value
     return found
 
@@ -155,17 +150,6 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--roles {role}={value}: write {form}.") from None
         roles[role] = ids if len(ids) > 1 else ids[0]
     return roles
-
-
-def slow(model: Model) -> str | None:
-    """What to say where billions of parameters run in float32 on a CPU."""
-    count = model.parameters
-    if model.device.type != "cpu" or model.scheme or model.net.dtype.itemsize < 4 or count < MANY:
-        return None
-    return (
-        f"{count / 1e9:.1f} billion parameters in float32 on a CPU take {4 * count / 1e9:.0f} GB and minutes for an "
-        "answer; use --device cuda, --dtype bfloat16 or --quantize 8bit."
-    )
 
 
 @dataclass(frozen=True)
@@ -193,13 +177,10 @@ class PlanOptions:
         """
         found = {name: getattr(self, name) for name in DIRECT_FIELDS if getattr(self, name, None) is not None}
         for name, value in assignments("--set", self.settings, "FIELD=VALUE, for example steps=64").items():
-            field = name.replace("-", "_")
-            if field in found:
-                raise ConfigError(f"--set {name}={value}: {field} is given twice.")
             try:
-                found[field] = json.loads(value)
+                found[name.replace("-", "_")] = json.loads(value)
             except ValueError:
-                found[field] = value
+                found[name.replace("-", "_")] = value
         return found
 
     def named(self) -> str | Plan | None:
@@ -210,11 +191,10 @@ class PlanOptions:
         """
         if self.plan is None or ":" not in self.plan:
             return self.plan
-        name, _, attribute = self.plan.partition(":")
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
-            plan = getattr(importlib.import_module(name), attribute)
+            plan = pkgutil.resolve_name(self.plan)
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"plan {self.plan!r}: cannot be imported ({type(error).__name__}: {error})."

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Argument, Option
 
-from voidpad.commands.process import quick_interrupt
 from voidpad.commands.ui import counting, err, out
 from voidpad.errors import ConfigError
 
@@ -38,9 +37,8 @@ def train(
     file: str | None = Option(None, "--data", help="With --init: the prepared file."),
 ) -> None:
     """Train a model from a recipe."""
-    with quick_interrupt():
-        from voidpad.recipes import find_recipe
-        from voidpad.training import recipe as recipes
+    from voidpad.recipes import find_recipe
+    from voidpad.training import recipe as recipes
 
     if init is not None:
         recipes.write_starter(init, model=model, data=file)
@@ -50,11 +48,10 @@ def train(
         raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
     settings = recipes.read(find_recipe(recipe, "train"), change or [])
 
-    with quick_interrupt():
-        from transformers.utils import logging
+    from transformers.utils import logging
 
-        from voidpad.training import train as training
-        from voidpad.training.checkpoint import latest
+    from voidpad.training import train as training
+    from voidpad.training.checkpoint import latest
 
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"
@@ -74,24 +71,19 @@ def train(
 
 
 class Display:
-    """Shows a run: first what it is going to do, then a progress bar on a terminal, or a line for each log entry."""
+    """Shows a run: first what it is going to do, then a line for each log entry, and a progress bar on a terminal."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
         self.task: TaskID | None = None
-        self.losses = {"loss": "", "held-out": ""}
 
     def __call__(self, run: Run, entries: list[Entry]) -> None:
         if self.task is None:
             out.print(_banner(run), markup=False)
-            self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds)
+            self.task = self.bar.add_task("training", total=run.total or run.recipe.run.seconds)
         for entry in entries:
-            if self.bar.disable:
-                out.print(_line(run, entry), markup=False)
-            label, loss = ("loss", "loss") if "loss" in entry else ("held-out", "eval_loss")
-            self.losses[label] = f"{label} {entry[loss]:.3f}"
-        done = run.update if run.total else run.seconds
-        self.bar.update(self.task, completed=done, description="  ".join(self.losses.values()))
+            out.print(_line(run, entry), markup=False)
+        self.bar.update(self.task, completed=run.update if run.total else run.seconds)
 
 
 def _line(run: Run, entry: Entry) -> str:

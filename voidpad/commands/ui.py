@@ -1,20 +1,15 @@
-"""What commands share on the terminal: a pair of consoles, progress bars, and records as tables, JSON or CSV."""
+"""What commands share on the terminal: a pair of consoles, progress bars, and records as tables or JSON."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-from voidpad.files import store
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -75,21 +70,6 @@ def _cell(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     """One line of JSON. Numbers that JSON does not have (NaN, infinity) become null."""
-    print(json.dumps(_finite(value)))
+    from pydantic_core import to_jsonable_python
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and value - value != 0 else value
-
-
-def write_csv(path: Path, records: Sequence[Record]) -> None:
-    """The records as a CSV file; None and NaN are empty cells."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_finite(records))
-    store(path, [text.getvalue()])
+    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null")))
