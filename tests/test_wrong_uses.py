@@ -139,7 +139,7 @@ def test_every_wrong_option_is_one_line(voidpad, place, name):
         ("analyze overflow hi --block 0", "block"),
         ("analyze overflow --tasks none", "none"),
         ("eval --tasks tiny_complete --out run", "--allow-code-execution"),
-        ("eval --tasks tiny_turns --out run", "studies.builtin.score"),
+        ("eval --tasks tiny_turns --out run", "tiny_turns"),
     ],
 )
 def test_what_cannot_run_is_refused_before_weights_are_read(voidpad, place, monkeypatch, line, named):
