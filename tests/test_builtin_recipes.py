@@ -16,7 +16,7 @@ from voidpad.decode.denoise import hidden_eos
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
 from voidpad.evaluate import AnswerRequest, EvalConfig, RunFolder
-from voidpad.evaluate.answer import Answering
+from voidpad.evaluate.answer import Answerer
 from voidpad.evaluate.judge import slot_passes
 from voidpad.experiments.report.frame import frame
 from voidpad.experiments.report.layout import TableLayout
@@ -88,7 +88,7 @@ def test_hidden_eos_is_the_interventions_own_attention_mask():
     decoding = tuned.plan("original", canvas=64, block=64)
     request = AnswerRequest(name="a", prompt=heldout("tiny_expr", 1)[0].prompt)
     hidden, plain = (
-        [record for done in Answering(tuned, decoding, config).run([request]) for record in done]
+        [record for done in Answerer(tuned, decoding, config).run([request]) for record in done]
         for config in (EvalConfig(model="tiny-instruct", hide_eos=hide) for hide in (True, False))
     )
     engine = Engine(tuned.denoiser(forbid=hidden_eos), tuned.roles)
@@ -102,7 +102,7 @@ def test_a_plan_that_does_not_cut_has_all_its_text_scored(model):
     texts, ended = {}, {}
     for cut in (True, False):
         decoding = model.plan("original", canvas=32, block=32, temperature=9.0, stop="vanilla", cut=cut)
-        for done in Answering(model, decoding).run(requests):
+        for done in Answerer(model, decoding).run(requests):
             texts[cut] = texts.get(cut, {}) | {record.name: record.output for record in done}
             ended |= {record.name: record.eos for record in done}
     assert 0 < sum(ended.values()) < len(requests)

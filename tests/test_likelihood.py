@@ -8,7 +8,6 @@ import torch
 from lm_eval.api.instance import Instance
 
 from voidpad.errors import ConfigError
-from voidpad.evaluate.answer import Answering
 from voidpad.evaluate.likelihood import Bound, estimate, hide
 from voidpad.evaluate.lm_eval import VoidpadLM
 from voidpad.models import random_model
@@ -99,9 +98,7 @@ def test_rolling_counts_every_token_once(model, monkeypatch):
 
 
 def test_lm_eval_asks_for_it(model):
-    lm = VoidpadLM(
-        Answering(model, model.plan("original", canvas=16, block=8)), bound=Bound(model, samples=4)
-    )
+    lm = VoidpadLM(model, plan="original", canvas=16, block=8, mc_samples=4)
     ask = Instance("loglikelihood", {}, ("the cat", " sat"), 0, ("t", 0, 1))
     ((value, greedy),) = lm.loglikelihood([ask])
     assert value < 0

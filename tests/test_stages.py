@@ -1,9 +1,7 @@
-"""Stages on different machines, the command, several devices, the weights as part of a run, and two runs compared."""
+"""Stages on different machines, the command, the weights as part of a run, and two runs compared."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test_evaluate import content, untimed
-from voidpad.errors import ConfigError, DataError, VoidpadError
-from voidpad.evaluate import AnswerRequest, EvalConfig, Resources, RunFolder, evaluate, read_run
-from voidpad.evaluate.answer import Answering, load_model, opened
+from test_evaluate import untimed
+from voidpad.errors import ConfigError, DataError
+from voidpad.evaluate import EvalConfig, Resources, RunFolder, evaluate, read_run
+from voidpad.evaluate.answer import Answerer, load_model
 from voidpad.evaluate.folder import AnswerRecord
 from voidpad.evaluate.prepare import load_tasks
 from voidpad.evaluate.run import answer, judge, prepare
@@ -167,9 +165,9 @@ def test_changed_weights_are_another_run(tmp_path):
 def test_an_adapter_may_be_merged_first():
     """The same function, rounded differently: another setting of the run, not another approximation."""
     exact = EvalConfig(model="tiny-void", tasks=("tiny_expr",), limit=1)
-    merged = Answering.load(exact.updated(merge=True), Resources())
+    merged = Answerer.load(exact.updated(merge=True), Resources())
     assert merged.config.merge is True
-    assert merged.config.weights == Answering.load(exact, Resources()).config.weights
+    assert merged.config.weights == Answerer.load(exact, Resources()).config.weights
     assert merged.provenance["approximations"] == []
     assert type(merged.model.net).__name__ == "LlamaForCausalLM"
     assert load_model(exact.updated(model="tiny-instruct", merge=True), Resources()).name == "tiny-instruct"
@@ -183,7 +181,7 @@ def test_merging_and_quantizing_go_by_way_of_a_merged_folder(voidpad, tmp_path):
     merged = voidpad("merge tiny-void --out", tmp_path / "merged")
     assert merged.status == 0, merged.err
     advised = both.updated(model=str(tmp_path / "merged"), quantize="8bit")
-    assert Answering.load(advised, Resources()).provenance["approximations"] == ["8bit weights"]
+    assert Answerer.load(advised, Resources()).provenance["approximations"] == ["8bit weights"]
 
 
 # The command
@@ -252,52 +250,6 @@ def test_wrong_usage_is_refused_before_anything_is_written(voidpad, weights, tmp
     assert message in done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists()
-
-
-# Several devices: real processes, here each on the CPU
-
-
-def test_two_processes_give_the_rows_of_one_and_import_nothing_from_the_current_folder(
-    steps, tmp_path, monkeypatch
-):
-    (tmp_path / "pickle.py").write_text("open('imported', 'w').close()")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    evaluate(steps, tmp_path / "one")
-    evaluate(steps, tmp_path / "two", resources=Resources(device="cpu,cpu"))
-    one, two = content(tmp_path / "one"), content(tmp_path / "two")
-    for config in (one[0], two[0], one[3], two[3]):
-        assert config["provenance"].pop("devices", ["cpu", "cpu"]) == ["cpu", "cpu"]
-    assert two == one
-    journal = read_run(tmp_path / "two").journal.records
-    assert sorted(journal) == [f"tiny_steps:{item}" for item in range(5)]
-    assert not (tmp_path / "imported").exists()
-    assert "PYTHONSAFEPATH" not in os.environ
-
-
-@pytest.mark.slow
-def test_what_a_process_refuses_is_said_once_and_nothing_is_written(steps, tmp_path):
-    with pytest.raises(ConfigError, match=r"^device 'elsewhere'"):
-        evaluate(steps, tmp_path / "run", resources=Resources(device="elsewhere,cpu"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_each_needs_a_gpu(steps, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError, match="device 'each': this machine has no CUDA device"):
-        evaluate(steps, tmp_path, resources=Resources(device="each"))
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_named_and_leaves_no_other(steps):
-    asked = [AnswerRequest(name=f"tiny_steps:{item}", prompt="one") for item in range(4)]
-    with opened(steps, Resources(device="cpu,cpu")) as workers:
-        processes = list(workers.processes.values())
-        os.kill(processes[1].pid, signal.SIGKILL)
-        with pytest.raises(VoidpadError, match=r"the process on cpu died \(status -9\)"):
-            list(workers.run(asked))
-    assert not any(process.is_alive() for process in processes)
 
 
 # Two runs compared

@@ -76,16 +76,15 @@ def evaluate(
 ) -> None:
     """Score a model on benchmarks: GSM8K, MATH500, HumanEval, MBPP, and the built-in model's tasks.
 
-    --set also takes fewshot, fewshot_seed, parity and hide_eos. --device each, or a list such as cuda:0,cuda:1, runs a
-    process with its own copy of the model on every GPU.
+    --set also takes fewshot, fewshot_seed, parity and hide_eos.
     """
     from voidpad.evaluate import run
     from voidpad.evaluate.folder import RunFolder, read_run
     from voidpad.evaluate.prepare import choose_tasks
 
     words = [word.strip() for word in tasks.split(",") if word.strip()]
-    names, own_tasks, places = choose_tasks(words, judging.include_path or [])
-    resources = judging.resources(include_path=places, device=source.device, rows=rows, tokens=tokens)
+    names, own_tasks = choose_tasks(words)
+    resources = judging.resources(device=source.device, rows=rows, tokens=tokens)
     if stage in (Stage.answer, Stage.judge):
         _refuse_settings(context, stage, out_dir)
         folder = read_run(out_dir)
@@ -127,8 +126,7 @@ def join(
     """Join the parts of a divided evaluation into one run folder and score it; no model is needed."""
     from voidpad.evaluate import join as joined
 
-    resources = judging.resources(include_path=tuple(judging.include_path or ()))
-    _show(joined(parts, out_dir, resources=resources), out_dir, as_json=as_json)
+    _show(joined(parts, out_dir, resources=judging.resources()), out_dir, as_json=as_json)
 
 
 def _config(
@@ -143,11 +141,10 @@ def _config(
     Requests may be prepared on a machine without the device and without the checkpoint, but not without a plan.
     """
     from voidpad.evaluate import EvalConfig
-    from voidpad.evaluate.answer import devices_of
     from voidpad.models import DeviceConfig
 
-    for device in devices_of(source.device) if stage is None else ():
-        DeviceConfig(device, source.dtype, source.quantize)  # refused before data are read
+    if stage is None:
+        DeviceConfig(source.device, source.dtype, source.quantize)  # refused before data are read
     settings |= {name: getattr(source, name) for name in ("model", "adapter", "dtype", "quantize")}
     fields = decoding.fields()
     settings |= {name: fields.pop(name) for name in SETTABLE if name in fields}

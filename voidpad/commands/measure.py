@@ -8,7 +8,7 @@ from random import Random
 
 from typer import Option
 
-from voidpad.commands.options import AsJson, ModelOptions, Picture, RowLimit, grouped
+from voidpad.commands.options import AsJson, ModelOptions, RowLimit, grouped
 from voidpad.commands.prompts import builtin_prompts, gather
 from voidpad.commands.ui import bar, note, print_json, print_records
 from voidpad.errors import ConfigError
@@ -27,14 +27,13 @@ def calibrate(
     block: int = Option(32, help="block size, and the step of the canvas"),
     fit: float = Option(0.98, min=0.0, max=1.0, help="share of answers that must fit the chosen canvas"),
     rows: RowLimit = 64,
-    plot: Picture = None,
     save: Path | None = Option(
         None, help="folder whose voidpad.json gets the values", exists=True, file_okay=False
     ),
 ) -> None:
     """Choose VoidExpansion's thresholds and window: fewest token-passes at which the answers still fit."""
     from voidpad.diagnose.questions import file_pairs
-    from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey, trade_off
+    from voidpad.experiments.calibrate import Search, choose, fields, frontier, settings, survey
     from voidpad.models import read_card
     from voidpad.models.locate import BUILT_IN, locate
 
@@ -81,12 +80,6 @@ def calibrate(
         f"{measured}: {len(ids)} prompts ({origin}); fit: answers that fit; cost: token-passes of a fixed canvas of "
         f"{limit}"
     )
-    if plot is not None:
-        from voidpad.diagnose.plots import save as save_figure
-
-        figure = trade_off(tried, chosen, search)
-        figure.suptitle(measured)
-        save_figure(figure, plot)
     if save is not None:
         card = read_card(save) or model.card
         replace(card, calibration={**card.calibration, "void-expansion": fields(chosen, search)}).write(save)

@@ -11,7 +11,6 @@ import typer
 from rich.progress import Progress
 from typer import Argument, Option
 
-from voidpad.commands.eval import Stage
 from voidpad.commands.options import (
     BuiltInFamily,
     Device,
@@ -38,7 +37,6 @@ def sweep(
     ray: bool = Option(False, "--ray", help="Run on a Ray cluster; of this machine without an address."),
     ray_address: str | None = Option(None, help="Address of a running Ray cluster; implies --ray."),
     only: list[str] | None = Option(None, help="Only cells whose id starts so; may be repeated."),
-    stage: Stage | None = Option(None, help="One stage of every cell; answering needs no harness."),
     dry_run: bool = Option(False, "--dry-run", help="List the cells without results; run nothing."),
     limit: int | None = Option(None, min=1, help="Only so many items of each task, and an estimate for all."),
     use: list[str] | None = Option(None, help="NAME=FOLDER: where a model of the recipe lies (repeatable)."),
@@ -54,9 +52,7 @@ def sweep(
     from voidpad.recipes import find_recipe
 
     on_ray = bool(ray or ray_address)
-    if stage and on_ray:
-        raise ConfigError(f"stage={stage} runs on this machine only; leave out --ray.")
-    if not on_ray and not dry_run and stage in (None, Stage.answer):
+    if not on_ray and not dry_run:
         DeviceConfig(device)  # once, and not as the failure of every cell
     folders = assignments("--use", use, "NAME=FOLDER, the name as the recipe has it")
     path = find_recipe(recipe, "sweep")
@@ -65,9 +61,7 @@ def sweep(
         wanted = recipes.with_folders(wanted, folders)
     if limit:
         wanted = wanted.model_copy(update={"limit": limit})
-    if stage in (Stage.answer, Stage.judge):
-        every = sweeps.stored_cells(path.stem, out)
-    elif dry_run:
+    if dry_run:
         every = recipes.cells(wanted)
     else:
         every = sweeps.begin(wanted, path.stem, out, download=not on_ray)
@@ -90,13 +84,10 @@ def sweep(
                     label = f"{cell.model} {cell.method} {cell.task}"
                     shown.update(examples, completed=done, total=of, description=label)
 
-                ended = sweeps.run_local(left, out, resources=resources, progress=show, stage=stage)
+                ended = sweeps.run_local(left, out, resources=resources, progress=show)
             failed = _watch(ended, shown, len(left))
         if failed:
             raise VoidpadError(f"{len(failed)} of {len(left)} cells failed; the first: {failed[0]}")
-    if stage in (Stage.prepare, Stage.answer):
-        typer.echo(f"{out}: next is `voidpad sweep {recipe} --out {out} --stage {stage.following}`.")
-        return
     others = len(sweeps.missing(every, out))
     state = f"{others} of {total} cells are left" if others else "complete"
     typer.echo(f"{out}: {state}; `voidpad report {out}` shows it.")
@@ -110,11 +101,10 @@ def _watch(ended: Iterator[CellOutcome], shown: Progress, total: int) -> list[st
     bar = shown.add_task("cells", total=total)
     failed = []
     for one in ended:
-        said = "done"
-        if one.error:
+        if one.results is None:
             said = f"failed: {one.error}"
             failed.append(f"{one.cell}: {one.error}")
-        elif one.results is not None:
+        else:
             result = one.results["tasks"][one.cell.task]
             low, high = result["interval"]
             score = f"{result['score']:.2f} [{low:.1f}, {high:.1f}]"

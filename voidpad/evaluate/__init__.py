@@ -10,8 +10,7 @@ config.json, written by *prepare*, completed by *answer*; after the first answer
         the harness; voidpad, torch, transformers, python (versions), commit, dirty, device, device_count, dtype, tf32
         (float32 products rounded), rows, tokens, family, padding, probes_counted (false: passes_decode leaves probes
         out), started, approximations (none by default), probe_growth (slots by which the canvas grows
-        from a probe to the next, 0 for one length, null if it changes in other ways) of the machine that answered;
-        devices, where there were several
+        from a probe to the next, 0 for one length, null if it changes in other ways) of the machine that answered
 
 requests.jsonl, written by *prepare*: one line per request, the fields of `AnswerRequest`
     name (task:index), prompt, stop (strings), gold, rendered (the chat template is in the prompt already)

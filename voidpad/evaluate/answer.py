@@ -1,4 +1,4 @@
-"""The second stage: answers to requests, through one pool of the engine, or one in a process for each device.
+"""The second stage: answers to requests, through one pool of the engine.
 
 This module needs torch, transformers and our engine alone: a GPU machine can answer without lm-eval, a sandbox
 or the benchmarks' data.
@@ -7,21 +7,12 @@ or the benchmarks' data.
 from __future__ import annotations
 
 import json
-import logging
-import multiprocessing
-import os
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, Self
-
-import torch
 
 from voidpad.decode.denoise import hidden_eos
 from voidpad.decode.outcome import Outcome
@@ -75,7 +66,7 @@ def _before(text: str, stops: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Answering:
+class Answerer:
     """A loaded model and a plan: how requests become answers, and what the model decides about the run."""
 
     model: Model
@@ -178,111 +169,8 @@ def load_model(config: EvalConfig, resources: Resources) -> Model:
     return merge(model) if config.merge and model.adapted else model
 
 
-# Several devices
-
-
-class Workers:
-    """A process with a copy of the model for each device: an `Answering` for whoever has several.
-
-    They divide the requests among them and send their records back; only the first process writes the folder.
-    """
-
-    def __init__(self, processes: Mapping[Connection, BaseProcess]) -> None:
-        self.processes = processes
-        loaded = [self._receive(pipe) for pipe in processes]
-        self.config, self.plan_fields, self.provenance = loaded[0]
-        self.provenance["devices"] = [provenance["device"] for _, _, provenance in loaded]
-
-    def run(self, requests: Sequence[AnswerRequest]) -> Iterator[list[AnswerRecord]]:
-        """Answer each request once, on one of the devices; yields records in the order they end."""
-        busy = list(self.processes)
-        for part, pipe in enumerate(busy):
-            with suppress(BrokenPipeError):  # a dead process is named when its records are read
-                pipe.send(requests[part :: len(busy)])
-        while busy:
-            for ready in wait(busy):
-                assert isinstance(ready, Connection)
-                if done := self._receive(ready):
-                    yield done
-                else:
-                    busy.remove(ready)
-
-    def _receive(self, pipe: Connection) -> Any:
-        """What a process sent. An error of its own is raised here, and so is its sudden end."""
-        try:
-            sent = pipe.recv()
-        except (EOFError, ConnectionResetError):
-            process = self.processes[pipe]
-            process.join(5)
-            raise VoidpadError(
-                f"the process on {process.name} died (status {process.exitcode}); what was answered is kept, "
-                "and the same command goes on from there"
-            ) from None
-        if isinstance(sent, VoidpadError):
-            raise sent
-        return sent
-
-
-def _work(pipe: Connection, config: EvalConfig, resources: Resources) -> None:
-    """One process: load, say what was loaded, answer one list of requests, end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends this one
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # as on the command line: it warns at import
-    try:
-        answering = Answering.load(config, resources)
-        pipe.send((answering.config, answering.plan_fields, answering.provenance))
-        for done in answering.run(pipe.recv()):
-            pipe.send(done)
-        pipe.send(None)
-    except VoidpadError as error:
-        pipe.send(error)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the first process has ended
-    except Exception as error:
-        pipe.send(VoidpadError(f"{resources.device}: {type(error).__name__}: {first_line(error)}"))
-
-
-def devices_of(names: str) -> list[str]:
-    """The devices of `cuda:0,cuda:1`, or of `each`, which is every GPU of this machine."""
-    if names != "each":
-        return [name.strip() for name in names.split(",")]
-    count = torch.cuda.device_count()
-    if count == 0:
-        raise ConfigError("device 'each': this machine has no CUDA device; use auto or cpu.")
-    return [f"cuda:{at}" for at in range(count)]
-
-
-@contextmanager
-def opened(
-    config: EvalConfig, resources: Resources, model: Model | None = None
-) -> Iterator[Answering | Workers]:
-    """What answers a run for as long as the context lasts: here, or in a process for each of several devices."""
-    devices = devices_of(resources.device)
-    if model is not None or len(devices) == 1:
-        yield Answering.load(config, replace(resources, device=devices[0]), model=model)
-        return
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
-    processes: dict[Connection, BaseProcess] = {}
-    is_set = "PYTHONSAFEPATH" in os.environ
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # they import nothing from the current folder
-    try:
-        for device in devices:
-            mine, theirs = context.Pipe()
-            work = (theirs, config, replace(resources, device=device))
-            processes[mine] = context.Process(target=_work, args=work, name=device, daemon=True)
-            processes[mine].start()
-            theirs.close()
-        yield Workers(processes)
-    finally:
-        if not is_set:
-            del os.environ["PYTHONSAFEPATH"]
-        for pipe, process in processes.items():
-            pipe.close()
-            process.terminate()
-            process.join()
-
-
 def answer_requests(
-    answering: Answering | Workers,
+    answerer: Answerer,
     requests: Sequence[AnswerRequest],
     journal: Journal,
     progress: Progress | None = None,
@@ -293,7 +181,7 @@ def answer_requests(
     done = len(requests) - len(missing)
     show = progress or (lambda done, total: None)
     show(done, len(requests))
-    for records in answering.run(missing) if missing else ():
+    for records in answerer.run(missing) if missing else ():
         journal.append(replace(record, attempt=journal.attempt) for record in records)
         done += len(records)
         show(done, len(requests))

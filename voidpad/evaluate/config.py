@@ -59,7 +59,7 @@ class EvalConfig(BaseModel):
     raw: bool = False  # no chat template
     cache: str | None = None  # keep keys and values inside a block, approximately: dual:4, prompt:4
     hide_eos: bool = False  # masked slots do not attend to committed EOS (the paper's intervention)
-    own_tasks: dict[str, str] = {}  # digest of each task that is not voidpad's, by name
+    own_tasks: dict[str, str] = {}  # the YAML file of each task that is not voidpad's, by name
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -72,10 +72,8 @@ class EvalConfig(BaseModel):
         known, faults = known_tasks(), []
         for task in self.tasks:
             if task not in known and task not in self.own_tasks:
-                others = "--include-path finds tasks of your own, python -m voidpad.evaluate.lm_eval runs lm-eval's"
-                if task in ("tiny_turns", "tiny_fill"):  # chats of two turns and texts with gaps
-                    others = "python -m studies.builtin.score, in voidpad's repository, judges this one"
-                faults.append(f"task {task!r} is unknown; use one of {', '.join(known)} ({others})")
+                others = "or a YAML file of your own; python -m voidpad.evaluate.lm_eval runs lm-eval's"
+                faults.append(f"task {task!r} is unknown; use one of {', '.join(known)}, {others}")
         if len(set(self.tasks)) < len(self.tasks):
             faults.append(f"tasks: {', '.join(self.tasks)} names one twice")
         if self.cache is not None and (wrong := cache_fault(self.cache)):
@@ -144,8 +142,7 @@ class Resources:
     allow_code_execution: bool = False
     weak_sandbox: bool = False
     workers: int = 1  # programs tested side by side
-    include_path: tuple[Path, ...] = ()  # YAML files, or folders of them, with tasks that are not voidpad's
-    trust_tasks: bool = False  # such files may run code: the functions they name, and templates
+    trust_tasks: bool = False  # a user's YAML files may run code: the functions they name, and templates
 
 
 DEFAULT_RESOURCES = Resources()

@@ -7,17 +7,17 @@ beside and renamed, or appended to; no link is followed for writing, and nothing
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from voidpad.decode.outcome import Outcome
-from voidpad.errors import ConfigError, DataError, first_line
+from voidpad.errors import ConfigError, DataError, shown
 from voidpad.evaluate.config import EvalConfig
-from voidpad.files import atomic_file, locked_folder, open_own, store
+from voidpad.files import atomic_file, locked_folder, open_own, read_json, readable, store
 
 VERSION = 3  # of every JSON file here and of NAME.sweep.json
 
@@ -79,7 +79,7 @@ class Journal:
         self._end = raw.rfind(b"\n") + 1  # of the last whole line
         self.records: dict[str, AnswerRecord] = {}
         for number, line in enumerate(raw[: self._end].splitlines(), 1):
-            with damaged(f"{path}:{number}", "remove the line and run again"):
+            with readable(Path(f"{path}:{number}"), "JSON", DataError):
                 record = AnswerRecord(**json.loads(line))
                 self.records[record.name] = record
         self.attempt = 1 + max((record.attempt for record in self.records.values()), default=-1)
@@ -119,14 +119,15 @@ class RunFolder:
 
     @property
     def config(self) -> EvalConfig:
-        head = self.head
-        with damaged(self.path / "config.json"):
-            return EvalConfig(**head["config"])
+        try:
+            return EvalConfig(**self.head["config"])
+        except ConfigError as error:
+            raise DataError(f"{self.path / 'config.json'}: {error}; use another --out") from None
 
     @property
     def requests(self) -> list[AnswerRequest]:
         path = self.path / "requests.jsonl"
-        with damaged(path, "prepare the run again"):
+        with readable(path, "JSON", DataError):
             lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
             return [AnswerRequest(**{**line, "stop": tuple(line["stop"])}) for line in lines]
 
@@ -140,7 +141,7 @@ class RunFolder:
         path = self.path / "examples.jsonl.gz"
         if not path.exists():
             return []
-        with damaged(path, "judge the run again"):
+        with readable(path, "JSON", DataError):
             return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
     @property
@@ -221,26 +222,11 @@ def check_answers(
         )
 
 
-@contextmanager
-def damaged(where: str | Path, fix: str = "delete the run folder and run it again") -> Iterator[None]:
-    """Inside, whatever a file's content makes Python stumble over becomes one line that names the file."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise DataError(f"{where}: missing; run the evaluation, or its first stage, to write it.") from None
-    except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DataError(f"{where}: damaged ({type(error).__name__}: {first_line(error)}); {fix}.") from None
-    except ConfigError as error:
-        raise DataError(f"{where}: {error}; {fix}.") from None
-
-
 def read_versioned(path: Path) -> dict[str, Any]:
-    """A JSON file of ours; a missing, damaged or older one is named."""
-    with damaged(path):
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = content["version"]
-    if version != VERSION:
+    """The content of a JSON file of this release's format."""
+    content = read_json(path, DataError)
+    if (version := content.get("version")) != VERSION:
         raise DataError(
-            f"{path}: format version {str(version)[:40]}, this release reads {VERSION}; use the voidpad that wrote it."
+            f"{path}: format version {shown(version)}, this release reads {VERSION}; use the voidpad that wrote it."
         )
     return content

@@ -16,73 +16,62 @@ from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
 from voidpad.errors import ConfigError, VoidpadError
-from voidpad.evaluate.answer import Answering, load_model
+from voidpad.evaluate.answer import Answerer, load_model
 from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import AnswerRequest
 from voidpad.evaluate.likelihood import Bound
 from voidpad.evaluate.prepare import stop_strings
 from voidpad.evaluate.tasks import FOLDER
+from voidpad.models import Model
 
-# Fields of `EvalConfig` and `Resources` that `--model_args` takes; lm-eval itself decides about tasks, shots, limits.
-_CONFIG = {"plan", "seed", "parity", "system", "raw", "cache", "hide_eos"}
-_CONFIG |= {"adapter", "merge", "dtype", "quantize"}
-_RESOURCES = {"device", "rows", "tokens"}
+# Fields of `EvalConfig` that `--model_args` takes; lm-eval itself decides about tasks, shots and limits.
+_CONFIG = {"seed", "parity", "system", "raw", "cache", "hide_eos", "adapter", "merge", "dtype", "quantize"}
 
 
 @register_model("voidpad")
 class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
-    """Generation through the engine, all requests as one pool; likelihoods through `bound`.
+    """Generation through the engine, all requests as one pool; likelihoods by the masked bound."""
 
-    `--model_args` takes `pretrained`, the names above, `mc_samples` and `check_greedy` of the likelihood bound, and the
-    fields of the plan.
-    """
+    def __init__(
+        self,
+        pretrained: str | Model = "tiny-void",
+        *,
+        plan: str | None = None,
+        device: str = "cpu",
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+        tokens: int = 16384,
+        mc_samples: int = 128,
+        check_greedy: bool = True,
+        **options: Any,
+    ) -> None:
+        """Takes what `--model_args` gives, and lm-eval's device and batch size.
 
-    def __init__(self, answering: Answering, *, bound: Bound | None = None, show: bool = False) -> None:
+        `options` are fields of `EvalConfig` named above, and fields of the plan. Without a plan it is the one that fits
+        the checkpoint's padding. lm-eval's default batch size of 1 stands for ours, because it changes no answer, and
+        its default device is a GPU, whether there is one or not.
+        """
         super().__init__()
-        self.answering = answering
-        self.bound = bound or Bound(answering.model)
-        self.show = show  # a progress bar the way lm-eval's own models have one
-        self.rendered: set[str] = set()
-
-    @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: dict[str, Any] | None = None
-    ) -> "VoidpadLM":
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
-    ) -> "VoidpadLM":
-        """From lm-eval's options. Its default batch size of 1 leaves `rows` alone: it changes no answer. Its
-        default device is a GPU, whether there is one or not."""
-        extra = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        if str(extra.get("device")).startswith("cuda") and not torch.cuda.is_available():
-            extra["device"] = "cpu"
-        given = {**extra, **arg_dict}
-        batch = given.pop("batch_size", None)
-        given.pop("max_batch_size", None)
-        if str(batch).isdigit() and int(batch) > 1:
-            given.setdefault("rows", int(batch))
-        samples, greedy = given.pop("mc_samples", 128), given.pop("check_greedy", True)
-        resources = Resources(**{name: given.pop(name) for name in _RESOURCES & given.keys()})
-        values = {name: given.pop(name) for name in _CONFIG & given.keys()}
-        plan = values.pop("plan", None)  # None: the one that fits the checkpoint's padding
-        config = EvalConfig(model=given.pop("pretrained", "tiny-void"), **values, fields=given)
-        model = load_model(config, resources)
-        answering = Answering(model, model.plan(plan, **config.fields), config, resources)
-        bound = Bound(model, samples=samples, seed=config.seed, tokens=resources.tokens, greedy=greedy)
-        return cls(answering, bound=bound, show=True)
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            device = "cpu"
+        rows = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else 32
+        resources = Resources(device=device, rows=rows, tokens=tokens)
+        settings = {name: options.pop(name) for name in _CONFIG & options.keys()}
+        name = pretrained if isinstance(pretrained, str) else pretrained.name
+        config = EvalConfig(model=name, **settings, fields=options)
+        model = load_model(config, resources) if isinstance(pretrained, str) else pretrained
+        self.answerer = Answerer(model, model.plan(plan, **options), config, resources)
+        self.bound = Bound(model, mc_samples, config.seed, tokens, greedy=check_greedy)
+        self.rendered: set[str] = set()  # what `apply_chat_template` made
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """lm-eval's use of the template; the text is remembered, so that the template is not applied twice."""
-        text = self.answering.model.tokenizer.apply_chat_template(
+        text = self.answerer.model.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
@@ -92,18 +81,18 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         return str(text)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        template: str | None = self.answering.model.tokenizer.chat_template
+        template: str | None = self.answerer.model.tokenizer.chat_template
         return template
 
     @property
     def tokenizer_name(self) -> str:
-        return self.answering.model.name.replace("/", "__")
+        return self.answerer.model.name.replace("/", "__")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         wanted = self._requests(requests)
         outputs: dict[str, str] = {}
-        with tqdm(total=len(wanted), desc="Answering", disable=not self.show) as bar:
-            for done in self.answering.run(wanted):
+        with tqdm(total=len(wanted), desc="Answering") as bar:
+            for done in self.answerer.run(wanted):
                 outputs |= {record.name: record.output for record in done}
                 bar.update(len(done))
         return [outputs[request.name] for request in wanted]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from voidpad.errors import ConfigError
-from voidpad.evaluate.answer import Progress, answer_requests, opened
+from voidpad.evaluate.answer import Answerer, Progress, answer_requests
 from voidpad.evaluate.config import DEFAULT_RESOURCES, EvalConfig, Resources
 from voidpad.evaluate.folder import AnswerRecord, AnswerRequest, RunFolder, check_answers, read_run
 from voidpad.evaluate.judge import score_run
@@ -34,11 +33,12 @@ def evaluate(
     tasks = load_tasks(config, resources)
     requests = build_requests(tasks, config)
     folder = RunFolder(out)
-    with opened(config, resources, model) as answering, folder.writing():
-        provenance = answering.provenance | judge_provenance(config.tasks, resources)
-        head = folder.begin(answering.config, provenance, answering.plan_fields, requests)
+    answerer = Answerer.load(config, resources, model=model)
+    with folder.writing():
+        provenance = answerer.provenance | judge_provenance(config.tasks, resources)
+        head = folder.begin(answerer.config, provenance, answerer.plan_fields, requests)
         journal = folder.journal
-        answer_requests(answering, requests, journal, progress)
+        answer_requests(answerer, requests, journal, progress)
         return folder.write_results(*score_run(head, tasks, requests, journal))
 
 
@@ -64,10 +64,11 @@ def answer(
     progress: Progress | None = None,
 ) -> None:
     """The second stage: answer the requests of a folder that have no answer yet. It needs no lm-eval."""
-    with opened(folder.config, resources, model) as answering, folder.writing():
-        provenance = folder.head["provenance"] | answering.provenance
-        folder.begin(answering.config, provenance, answering.plan_fields)
-        answer_requests(answering, folder.requests, folder.journal, progress)
+    answerer = Answerer.load(folder.config, resources, model=model)
+    with folder.writing():
+        provenance = folder.head["provenance"] | answerer.provenance
+        folder.begin(answerer.config, provenance, answerer.plan_fields)
+        answer_requests(answerer, folder.requests, folder.journal, progress)
 
 
 def judge(folder: RunFolder, *, resources: Resources = DEFAULT_RESOURCES) -> dict[str, Any]:
@@ -84,23 +85,15 @@ def judge(folder: RunFolder, *, resources: Resources = DEFAULT_RESOURCES) -> dic
 def join(parts: Sequence[Path], out: Path, *, resources: Resources = DEFAULT_RESOURCES) -> dict[str, Any]:
     """One folder from the parts (shards) of a run, as if it had never been divided; needs no model.
 
-    The parts have equal configs, the shard aside, no item in common, and together every item. Whatever of this fails
-    is refused before anything is written.
+    The parts have equal configs, the shard aside, and together every item; else nothing is written.
     """
     runs = [read_run(part) for part in parts]
-    if not runs:
-        raise ConfigError("join: no parts; name the run folders to join")
     config = runs[0].config.updated(shard=None)
     records: dict[str, AnswerRecord] = {}
     for run in runs:
-        fix = "parts of one run differ in their shard alone"
-        run.config.updated(shard=None).require_equal(config, run.path, fix)
-        if run.path.resolve() == Path(out).resolve():
-            raise ConfigError(f"{out}: is one of the parts; use another --out")
-        answered = run.journal.records
-        if double := records.keys() & answered.keys():
-            raise ConfigError(f"{run.path}: {min(double)} is in another part too; leave one of the two out")
-        records |= answered
+        same = run.config.updated(shard=None)
+        same.require_equal(config, run.path, "parts of one run differ in their shard alone")
+        records |= run.journal.records
     tasks = load_tasks(config, resources)
     requests = build_requests(tasks, config)
     check_answers(requests, records, runs[0].path)

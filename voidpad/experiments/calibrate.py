@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,9 +20,6 @@ from voidpad.decode.propose import Bans
 from voidpad.decode.rows import Rows
 from voidpad.errors import ConfigError, RoleError
 from voidpad.models import Model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -173,24 +169,3 @@ def fields(setting: Setting, search: Search) -> dict[str, float | int]:
     """The chosen setting as plan fields of `void-expansion`."""
     given = {"canvas": search.start, "limit": search.limit, "block": search.block}
     return {**given, **{name: getattr(setting, name) for name in ("window", "tau_nonvoid", "tau_gap")}}
-
-
-def trade_off(found: Sequence[Setting], chosen: Setting, search: Search) -> Figure:
-    """Answers that fit against token-passes: a dot for every setting, a line through those that no other beats."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = figure.subplots()
-    for window in search.windows:
-        same = [setting for setting in found if setting.window == window]
-        at = [100 * setting.cost for setting in same], [100 * setting.fit for setting in same]
-        axes.scatter(*at, s=10, alpha=0.5, linewidths=0, label=f"window {window}")
-    best = frontier(found)
-    axes.plot([100 * one.cost for one in best], [100 * one.fit for one in best], color="black", linewidth=0.8)
-    star: Any = {"s": 120, "marker": "*", "color": "black", "label": "chosen", "zorder": 3}
-    axes.scatter([100 * chosen.cost], [100 * chosen.fit], **star)
-    axes.axhline(100 * search.fit, color="black", linestyle="--", linewidth=0.8)
-    axes.set(xlabel=f"token-passes, % of a fixed canvas of {search.limit}", ylabel="answers that fit, %")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    return figure

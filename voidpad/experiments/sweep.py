@@ -8,14 +8,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from voidpad.errors import ConfigError, VoidpadError, first_line, install_command
 from voidpad.evaluate.answer import load_model
 from voidpad.evaluate.config import EvalConfig, Resources
-from voidpad.evaluate.folder import VERSION, RunFolder, damaged, read_versioned
-from voidpad.evaluate.run import answer, evaluate, judge, prepare
+from voidpad.evaluate.folder import VERSION, RunFolder, read_versioned
+from voidpad.evaluate.run import evaluate
 from voidpad.experiments.report.layout import SUFFIX
 from voidpad.experiments.sweep_recipe import SweepCell, SweepRecipe, cells
 from voidpad.files import fresh_folder, store
@@ -30,7 +31,7 @@ class CellOutcome:
     """A cell that was run: its results, or why there are none."""
 
     cell: SweepCell
-    results: dict[str, Any] | None = None  # none either where only one stage ran
+    results: dict[str, Any] | None = None
     error: VoidpadError | None = None
 
 
@@ -48,16 +49,6 @@ def begin(recipe: SweepRecipe, name: str, out: Path, *, download: bool = False) 
     out.mkdir(parents=True, exist_ok=True)
     store(out / f"{name}{SUFFIX}", [json.dumps(content, indent=1), "\n"])
     return every
-
-
-def stored_cells(name: str, out: Path) -> list[SweepCell]:
-    """The cells of a sweep that was begun here or on another machine, as its NAME.sweep.json lists them."""
-    path = out / f"{name}{SUFFIX}"
-    rows = read_versioned(path)["cells"]
-    with damaged(path, "run the sweep again"):
-        for row in rows:
-            del row["folder"]  # follows from the config
-        return [SweepCell(**{**row, "config": EvalConfig(**row["config"])}) for row in rows]
 
 
 def missing(every: Iterable[SweepCell], out: Path) -> list[SweepCell]:
@@ -116,23 +107,15 @@ def run_local(
     *,
     resources: Resources,
     progress: Progress | None = None,
-    stage: str | None = None,
 ) -> Iterator[CellOutcome]:
-    """Run the cells one after the other, or one stage of them. A cell that voidpad refuses does not stop the rest."""
+    """Run the cells one after the other. A cell that voidpad refuses does not stop the rest."""
     loader = Loader()
     for cell in left:
-        show = None if progress is None else lambda done, total, cell=cell: progress(cell, done, total)
-        folder, config, results = RunFolder(out / cell.folder), cell.config, None
+        show = None if progress is None else partial(progress, cell)
         try:
-            model = loader(config, resources) if stage in (None, "answer") else None
-            if stage == "prepare":
-                prepare(config, folder, resources=resources)
-            elif stage == "answer":
-                answer(folder, model=model, resources=resources, progress=show)
-            elif stage == "judge":
-                results = judge(folder, resources=resources)
-            else:
-                results = evaluate(config, folder.path, model=model, resources=resources, progress=show)
+            model = loader(cell.config, resources)
+            folder = out / cell.folder
+            results = evaluate(cell.config, folder, model=model, resources=resources, progress=show)
             yield CellOutcome(cell, results)
         except VoidpadError as error:
             yield CellOutcome(cell, error=error)

@@ -10,8 +10,7 @@ def items(folder: Path | None = None) -> Splits:
     parts = ("train", "test")
     if folder is None:
         return dict(from_hub("openai/gsm8k", "main"))
-    needs = ("question", "answer")
-    return {part: split_of(read_lines(folder, f"gsm8k_{part}.jsonl", needs=needs)) for part in parts}
+    return {part: split_of(read_lines(folder, f"gsm8k_{part}.jsonl")) for part in parts}
 
 
 def prompt(doc: Item) -> str:

@@ -24,12 +24,8 @@ CLEANER = Cleaner((ast.FunctionDef,), (ast.Assign,), returning=True, uses=names_
 
 
 def items(folder: Path | None = None) -> Splits:
-    needs = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
-    local = folder and read_lines(folder, "HumanEval.jsonl", needs=needs)
-    found = local or from_hub("openai/openai_humaneval")["test"]
-    return {
-        "test": split_of({key: item[key] for key in needs} | {"helpers": helpers(item)} for item in found)
-    }
+    found = read_lines(folder, "HumanEval.jsonl") if folder else from_hub("openai/openai_humaneval")["test"]
+    return {"test": split_of({**item, "helpers": helpers(item)} for item in found)}
 
 
 def checks(doc: Doc) -> str:

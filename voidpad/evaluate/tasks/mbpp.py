@@ -36,7 +36,7 @@ def items(folder: Path | None = None) -> Splits:
     """One file of 974, or the hub's four parts of it; the test part is the 500 that its authors set aside."""
     needs = ("task_id", "text", "code", "test_list", "test_setup_code")
     if folder:
-        found = list(read_lines(folder, "mbpp.jsonl", needs=needs))
+        found = read_lines(folder, "mbpp.jsonl")
     else:
         parts = from_hub("google-research-datasets/mbpp", "full").values()
         found = sorted((item for part in parts for item in part), key=lambda item: item["task_id"])

@@ -17,9 +17,10 @@ import pandas as pd
 
 from voidpad.decode.presets import APPROXIMATE_FIELDS
 from voidpad.errors import DataError
-from voidpad.evaluate.folder import RunFolder, damaged, read_versioned
+from voidpad.evaluate.folder import RunFolder, read_versioned
 from voidpad.evaluate.intervals import Interval, mean_of_tasks, wilson
 from voidpad.experiments.report.layout import METRICS, SUFFIX, FigureLayout, TableLayout
+from voidpad.files import readable
 
 # Fields that make another method of a preset: replaced rules, and what approximates or changes it.
 _REPLACED = ("stop", "ban", "mute", "eos_penalty", "eos_annealing", "position_decay")
@@ -57,7 +58,7 @@ def read(path: Path) -> list[Source]:
 
 def _read_sweep(path: Path) -> Source:
     sweep = read_versioned(path)
-    with damaged(path, "run the sweep again"):
+    with readable(path, "JSON", DataError):
         cells = [(RunFolder(path.parent / cell["folder"]), cell) for cell in sweep["cells"]]
         rows = [row for run, cell in cells for row in _rows(run, cell)]
         tables = [TableLayout(**layout) for layout in sweep["tables"]]
@@ -92,7 +93,7 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     if results is None:
         return [{**named, "task": config["tasks"][0]}]
     rows = []
-    with damaged(run.path / "results.json"):
+    with readable(run.path / "results.json", "JSON", DataError):
         facts = results["provenance"]
         # An adaptive length has no number of passes to the end of its canvas.
         steps = head["plan"].get("steps") if facts["probe_growth"] == 0 else None
