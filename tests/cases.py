@@ -1,16 +1,23 @@
 """Generated cases: a random draw of model, prompts and settings, for the reference and for voidpad alike."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from reference import Appended, Crop, Daedal, Expansion, Fixed, Logits, Rho, Settings
+from reference import (
+    DEVIATIONS,
+    Appended,
+    Crop,
+    Daedal,
+    Expansion,
+    Fixed,
+    Logits,
+    Rho,
+    Settings,
+    as_published,
+)
 from toys import HIGH, LOW, SEPARATOR, Chaos, MaskLover, Toy, Twins, World, words
 from voidpad.decode import Outcome, Plan, Step, decode, plan
-from voidpad.decode.authors import AUTHORS_RULES, AuthorsRhoEos, AuthorsVoidExpansion, DreamLoop
-from voidpad.decode.commit import Factor
-from voidpad.decode.length import RhoEos, VoidExpansion
-from voidpad.decode.propose import GumbelProposal, SampledProposal
 from voidpad.models import FAMILIES
 from voidpad.roles import Roles
 
@@ -52,161 +59,41 @@ def watch(denoise, prompts, roles: Roles, plan: Plan, *, seed: int = 0, keys: Se
 
 
 # ------------------------------------------------------------------------ the same settings as a plan
+PRESETS: dict[type, str] = {
+    Fixed: "original",
+    Expansion: "void-expansion",
+    Crop: "smart-crop",
+    Daedal: "daedal",
+    Rho: "rho-eos",
+    Appended: "append-blocks",
+}
+
+
 def plan_of(s: Settings) -> Plan:
-    """The plan that says what the reference's settings say, through the presets people use."""
-    name, fields = PLANS[type(s.length)](s)
+    """The plan that says what the reference's settings say, through the presets people use.
+
+    Settings have all deviations of the released programs or none.
+    """
+    name = PRESETS[type(s.length)] + "@authors" * (s == as_published(s))
+    deviations = DEVIATIONS.get(type(s.length), {}).keys() - {"minimum"}
+    fields = {field: value for field, value in vars(s.length).items() if field not in deviations}
     fields |= {"block": s.block, "ban": s.ban, "cut": s.cut, "stop": "eos" if s.eos_stop else "vanilla"}
-    if isinstance(s.length, Rho):
-        made = plan(name, **fields)
-        return made.replace(length=RHO[s.length.rounding, s.length.shortest](**vars(made.length)))
-    if isinstance(s.length, Daedal):
+    if isinstance(s.length, Daedal | Rho):
         return plan(name, **fields)
-    family = "dream" if s.sampling == "tempered" else "llada"
-    fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature}
+    if s.commit == "quota" or s.leave_blocks:
+        fields["steps"] = s.per_block * (s.length.canvas // s.block if isinstance(s.length, Fixed) else 1)
     if s.commit == "quota":
         fields |= {"schedule": s.schedule, "position_decay": s.decay}
+    elif s.commit == "entropy":
+        fields |= {"entropy_bound": s.tau, "entropy_order": "entropy" if s.by_entropy else "score"}
     else:
-        fields.pop("steps")
-    fields |= COMMITS[s.commit](s)
+        fields[s.commit] = s.tau  # a threshold or a factor
     if s.penalty:
         fields |= {"eos_penalty": s.penalty, "eos_annealing": s.annealing}
-    if family == "dream":
-        fields |= {"top_p": s.top_p, "top_k": s.top_k}
-    return with_quirks(plan(name, defaults=FAMILIES[family].decoding, **fields), s)
-
-
-def with_quirks(made: Plan, s: Settings) -> Plan:
-    """The plan with the rules of `authors.py` that the settings ask for, each by itself."""
-    wanted = {GumbelProposal: s.mask_proposable, SampledProposal: s.mask_proposable, Factor: s.factor_last}
-    swapped = {}
-    for name in ("propose", "commit"):
-        rule = getattr(made, name)
-        if wanted.get(type(rule)):
-            swapped[name] = AUTHORS_RULES[type(rule)](**vars(rule))
-    if isinstance(s.length, Expansion):
-        swapped["length"] = published_expansion(s)
-    made = made.replace(**swapped)
-    return DreamLoop(**{**vars(made), "block_steps": s.per_block}) if s.leave_blocks else made
-
-
-def published_expansion(s: Settings) -> VoidExpansion:
-    """VoidExpansion with either of the two deviations of the released code, which has both."""
-    kinds = {
-        ("ceil", False): VoidExpansion,
-        ("floor", False): FloorCap,
-        ("ceil", True): MaskCounts,
-        ("floor", True): AuthorsVoidExpansion,
-    }
-    _, fields = expansion_fields(s)
-    fields = {name: value for name, value in fields.items() if name in VoidExpansion.model_fields}
-    return kinds[s.length.cap, s.length.mask_in_max](**fields).fit_blocks(s.block)
-
-
-class FloorCap(AuthorsVoidExpansion):
-    ignored = VoidExpansion.ignored
-
-
-class MaskCounts(VoidExpansion):
-    ignored = AuthorsVoidExpansion.ignored
-
-
-class EmptyCanvas(RhoEos):
-    """A contraction may leave nothing, as in the released code, but segments are counted as everywhere else."""
-
-    def shortest(self, block):
-        return 0
-
-    def final_prefix(self, rows):
-        return AuthorsRhoEos(**{**vars(self), "minimum": 0}).final_prefix(rows)
-
-
-class Float32Segments(RhoEos):
-    """Segments are counted in float32, as in the released code, but a block is left."""
-
-    slack = 0.0
-
-    def change(self, rho):
-        return super().change(rho.float())
-
-
-class Released(AuthorsRhoEos):
-    """Both. The preset has rounded `minimum` up to a block, which the released code does not know."""
-
-    def shortest(self, block):
-        return 0
-
-    def final_prefix(self, rows):
-        return AuthorsRhoEos(**{**vars(self), "minimum": 0}).final_prefix(rows)
-
-
-RHO = {
-    ("tolerant", None): RhoEos,
-    ("tolerant", 0): EmptyCanvas,
-    ("float32", None): Float32Segments,
-    ("float32", 0): Released,
-}
-COMMITS: dict[str, Callable[[Settings], dict]] = {
-    "quota": lambda s: {},
-    "threshold": lambda s: {"threshold": s.tau},
-    "factor": lambda s: {"factor": s.tau},
-    "entropy": lambda s: {
-        "entropy_bound": s.tau,
-        "entropy_order": "entropy" if s.by_entropy else "score",
-    },
-}
-
-
-def fixed_fields(s: Settings):
-    return "original", {"canvas": s.length.canvas, "steps": s.per_block * (s.length.canvas // s.block)}
-
-
-def expansion_fields(s: Settings):
-    rule = s.length
-    fields = {"canvas": rule.start, "limit": rule.limit, "window": rule.window, "steps": s.per_block}
-    return "void-expansion", fields | {"tau_nonvoid": rule.tau_nonvoid, "tau_gap": rule.tau_gap}
-
-
-def appended_fields(s: Settings):
-    return "append-blocks", {"limit": s.length.limit, "steps": s.per_block}
-
-
-def crop_fields(s: Settings):
-    return "smart-crop", {"canvas": s.length.limit, "tau": s.length.tau, "steps": s.per_block}
-
-
-def daedal_fields(s: Settings):
-    rule = s.length
-    fields = {"canvas": rule.start, "limit": rule.limit, "high": rule.hi, "low": rule.lo, "grow": rule.factor}
-    return "daedal", fields | {"enough": rule.stage1, "content": rule.stage2, "check": rule.check}
-
-
-def rho_fields(s: Settings):
-    rule = s.length
-    fields = {
-        "canvas": rule.start,
-        "limit": rule.limit,
-        "high": rule.hi,
-        "unit": rule.unit,
-        "check": rule.check,
-    }
-    fields |= {"rho_low": rule.low, "rho_high": rule.high, "interval": rule.interval, "cap": rule.most}
-    fields |= {
-        "edit_growth": rule.scheduler,
-        "adjust": rule.edits,
-        "signal": rule.signal,
-        "insert_at": rule.insert,
-    }
-    return "rho-eos", fields
-
-
-PLANS: dict[type, Callable[[Settings], tuple[str, dict]]] = {
-    Fixed: fixed_fields,
-    Expansion: expansion_fields,
-    Crop: crop_fields,
-    Daedal: daedal_fields,
-    Rho: rho_fields,
-    Appended: appended_fields,
-}
+    fields |= {"mute": s.mute, "score": s.score, "temperature": s.temperature}
+    if s.sampling != "tempered":
+        return plan(name, **fields)
+    return plan(name, defaults=FAMILIES["dream"].decoding, **fields, top_p=s.top_p, top_k=s.top_k)
 
 
 # ------------------------------------------------------------------------------------ random cases
@@ -241,9 +128,9 @@ def case(number: int, lengths: Sequence[str] = LENGTHS) -> Case:
     eos_stop = number // len(lengths) % 2 == 0
     settings = confident(rng, roles, kind) if kind in ("daedal", "rho") else blockwise(rng, roles, kind)
     settings = replace(settings, eos_stop=eos_stop, cut=rng.random() < 0.8)
-    made = Case(model(rng, roles, settings), roles, prompts(rng, roles), settings, rng.randrange(2**31))
-    switches = {"leave_blocks": rng.random() < 0.3, "factor_last": rng.random() < 0.5}
-    return replace(made, settings=replace(settings, **switches))
+    if rng.random() < 0.3:
+        settings = as_published(settings)
+    return Case(model(rng, roles, settings), roles, prompts(rng, roles), settings, rng.randrange(2**31))
 
 
 def prompts(rng: random.Random, roles: Roles) -> list[list[int]]:
@@ -294,7 +181,6 @@ def blockwise(rng: random.Random, roles: Roles, kind: str) -> Settings:
         mute=mute,
         sampling="tempered" if dream else "gumbel",
         temperature=temperature,
-        mask_proposable=rng.random() < 0.2,
         **fields,
     )
 
@@ -307,32 +193,39 @@ def length_rule(rng: random.Random, kind: str, block: int, size: int) -> Fixed |
     start = rng.randrange(1, size + 1)
     room = rng.randrange(block, 3 * block + 1)  # so that the cap, rounded down, still holds the first canvas
     taus = {"tau_nonvoid": rng.choice([0.1, 0.3, 0.5, 0.7]), "tau_gap": rng.choice([-0.5, 0.0, 0.3])}
-    switches = {"cap": rng.choice(["ceil", "floor"]), "mask_in_max": rng.random() < 0.3}
-    return Expansion(start, start + room, rng.randrange(1, 9), **taus, **switches)
+    return Expansion(start, start + room, rng.randrange(1, 9), **taus)
 
 
 def confident(rng: random.Random, roles: Roles, kind: str) -> Settings:
-    start = rng.choice([3, 6, 10])
+    canvas = rng.choice([3, 6, 10])
     common = {
-        "start": start,
-        "limit": start + rng.choice([0, 4, 6, 11, 15]),
-        "hi": rng.choice([0.3, 0.6, 0.9]),
+        "canvas": canvas,
+        "limit": canvas + rng.choice([0, 4, 6, 11, 15]),
+        "high": rng.choice([0.3, 0.6, 0.9]),
+        "check": rng.choice([2, 4, 7]),
     }
-    common |= {"check": rng.choice([2, 4, 7])}
     if kind == "daedal":
-        more = {"lo": rng.choice([0.2, 0.5, 0.8]), "factor": rng.choice([2, 8, 8])}
-        rule = Daedal(**common, **more, stage1=rng.choice([0.05, 0.2, 0.5]), stage2=rng.choice([0.3, 0.9]))
+        rule: Daedal | Rho = Daedal(
+            **common,
+            low=rng.choice([0.2, 0.5, 0.8]),
+            grow=rng.choice([2, 8, 8]),
+            enough=rng.choice([0.05, 0.2, 0.5]),
+            content=rng.choice([0.3, 0.9]),
+        )
     else:
-        low, high = rng.choice([(0.4, 0.6), (0.4, 0.6), (0.25, 0.7), (0.1, 0.3)])
-        more = {
-            "unit": rng.choice([1, 2, 4, 8]),
-            "most": rng.choice([2, 8]),
-            "edits": rng.choice([3, 12, 64]),
-        }
-        more |= {"scheduler": rng.choice(["exp", "linear", "const"]), "shortest": rng.choice([None, None, 0])}
-        more |= {"signal": rng.choice(["density", "density", "tail_confidence"])}
-        more |= {"insert": rng.choice(["end", *["before_first_eos"] * 2])}
-        more |= {"rounding": rng.choice(["tolerant", "float32"])}
-        rule = Rho(**common, **more, low=low, high=high, interval=rng.choice([0.05, 0.1]))
+        rho_low, rho_high = rng.choice([(0.4, 0.6), (0.4, 0.6), (0.25, 0.7), (0.1, 0.3)])
+        rule = Rho(
+            **common,
+            unit=rng.choice([1, 2, 4, 8]),
+            cap=rng.choice([2, 8]),
+            adjust=rng.choice([3, 12, 64]),
+            edit_growth=rng.choice(["exp", "linear", "const"]),
+            minimum=rng.choice([None, None, 1]),
+            signal=rng.choice(["density", "density", "tail_confidence"]),
+            insert_at=rng.choice(["end", *["before_first_eos"] * 2]),
+            rho_low=rho_low,
+            rho_high=rho_high,
+            interval=rng.choice([0.05, 0.1]),
+        )
     ban = rng.choice([(), (), (roles.void,), (words(roles)[0],)])
     return Settings(rule, rng.choice([1, 2, 3, 4, 7]), ban=ban)

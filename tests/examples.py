@@ -1,9 +1,9 @@
 """The worked examples of the specification, once, for the reference and for voidpad.decode alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from reference import Crop, Daedal, Expansion, Fixed, Rho, Settings
+from reference import Crop, Daedal, Expansion, Fixed, Rho, Settings, as_published
 from toys import LOW, Oracle, Table, spread
 from voidpad.roles import Roles
 
@@ -17,9 +17,7 @@ class Example:
     name: str
     logits: Callable
     settings: Settings
-    expect: (
-        dict  # any of: tokens, ids, canvas, stop_reason, passes_decode, passes_probe, commits, counts, states
-    )
+    expect: dict  # any field of a result, commits, first_commits, first_slots, counts, first_state, conf
     roles: Roles = LOW
     prompt: list[int] = field(default_factory=lambda: [5])
 
@@ -151,6 +149,73 @@ COMMITS = [
     ),
 ]
 
+
+# --------------------------------------------------------------- 2.8, 0.5: two slips of the released programs
+def factor(chances: Sequence[float], plain: Sequence[int], slip: Sequence[int]) -> list[Example]:
+    """The slots of the first pass under factor 1, whose bars are: one always, then .667, .75, .8."""
+    settings = Settings(Fixed(len(chances)), len(chances), commit="factor", tau=1.0)
+    logits = static(*[(A, chance) for chance in chances])
+    return [
+        Example(f"2.8 factor {chances}", logits, settings, {"first_slots": plain}),
+        Example(f"2.8 factor as released {chances}", logits, as_published(settings), {"first_slots": slip}),
+    ]
+
+
+FACTORS = [
+    *factor((0.9, 0.8, 0.78, 0.3), (1, 2, 3), (1, 2, 3, 4)),  # only the last misses: it goes with the others
+    *factor((0.9, 0.8, 0.6, 0.3), (1, 2), (1, 2)),  # two miss: no slip
+    *factor((0.9, 0.8, 0.78, 0.81), (1, 2, 4), (1, 2, 3, 4)),  # the candidates are sorted: .78 is the last
+    *factor((0.9, 0.9, 0.9, 0.9), (1, 2, 3, 4), (1, 2, 3, 4)),
+    *factor((0.2, 0.1), (1,), (1, 2)),  # of two slots the second is the last
+    *factor((0.2, 0.1, 0.1), (1,), (1,)),
+    *factor((0.2,), (1,), (1,)),
+]
+
+
+# Slots 1, 3 and 4 know their word; slot 2 wants MASK until slot 4 is written.
+STUBBORN = Table(
+    lambda canvas: [
+        sure(A, 0.9),
+        sure(*((M, 0.95) if canvas[3] == M else (B, 0.95))),
+        sure(C, 0.8),
+        sure(A, 0.7),
+    ],
+    vocab=64,
+)
+# Every slot of the first block wants MASK; the others know their words.
+SILENT = static((M, 0.9), (M, 0.9), (C, 0.9), (C, 0.9), (C, 0.9), (C, 0.9))
+UNSURE = static(*[(A, 0.5 - slot / 100) for slot in range(8)])
+
+
+def dream(name: str, logits: Table, canvas: int, expect: dict, *, released: bool = True, **fields) -> Example:
+    """Blocks of two slots and two passes each, unless `fields` say otherwise."""
+    fields = {"block": 2, "schedule": "dream", "score": "neg_entropy", "sampling": "tempered"} | fields
+    settings = Settings(Fixed(canvas), **fields)
+    return Example(f"0.5 {name}", logits, as_published(settings) if released else settings, expect)
+
+
+LEFT_BLOCKS = [
+    # Dream writes nothing in a block's first pass and all that is left in its second. Slot 2 is then still masked, and
+    # the block is left for good.
+    dream("Dream leaves a block", STUBBORN, 4, {"ids": [A, M, C, A], "passes_decode": 4, "stop_reason": "limit"}),
+    # A row is not given up for passes that changed nothing in a block that it has left.
+    dream("Dream leaves two", SILENT, 6, {"ids": [M, M, C, C, C, C], "passes_decode": 6, "stop_reason": "limit"}),
+    dream("ours does not", STUBBORN, 4, {"passes_decode": 4, "stop_reason": "full"}, released=False),
+    Example(
+        "0.5 LLaDA stays in its block until the row counts as stalled",
+        STUBBORN,
+        as_published(Settings(Fixed(4), 2)),
+        {"ids": [A, M, M, M], "passes_decode": 6, "stop_reason": "stalled"},
+    ),
+    # A threshold that no slot reaches writes one slot a pass; the block is left after two passes.
+    dream(
+        "Dream leaves a block under a threshold", UNSURE, 8,
+        {"ids": [A, A, M, M, A, A, M, M], "passes_decode": 4, "stop_reason": "limit"},
+        block=4, steps=2, commit="threshold", tau=0.99, score="confidence",
+    ),
+]  # fmt: skip
+
+
 # ----------------------------------------------------------------------------------------- 3: stopping
 ENDING = static((A, 0.8), (C, 0.6), (B, 0.7), (D, 0.5), (EOS, 0.9), (Z, 0.4))
 VARIANT = static((A, 0.8), (C, 0.6), (EOS, 0.7), (D, 0.5), (EOS, 0.9), (Z, 0.4))
@@ -221,12 +286,12 @@ def canvases(*, twelve: list[dict[int, float]]) -> Table:
     return by_length(n8=[word] * 5 + FAIL, n12=[word] * 9 + twelve, n16=[word] * 13 + FAIL)
 
 
-def expansion(name: str, logits: Table, rule: Expansion, expect: dict) -> Example:
-    return Example(name, logits, Settings(rule, 4, ban=(VOID,), eos_stop=True), expect)
+def expansion(name: str, logits: Table, rule: Expansion, expect: dict, *, published: bool = False) -> Example:
+    settings = Settings(rule, 4, ban=(VOID,), eos_stop=True)
+    return Example(name, logits, as_published(settings) if published else settings, expect)
 
 
 RULE = Expansion(5, 14, 3, 0.3, 0.0)
-FLOOR = Expansion(5, 14, 3, 0.3, 0.0, cap="floor")
 EVEN_TAIL = Table(lambda canvas: [{VOID: 0.25, A: 0.25, B: 0.25, M: 0.25}] * len(canvas), vocab=16)
 MASKED_TAIL = Table(lambda canvas: [{VOID: 0.25, A: 0.125, B: 0.125, M: 0.5}] * len(canvas), vocab=16)
 GROWTH = [
@@ -234,7 +299,9 @@ GROWTH = [
     expansion(
         "4 all fail", canvases(twelve=FAIL), RULE, {"canvas": 16, "passes_probe": 3, "passes_decode": 16}
     ),
-    expansion("4 all fail, cap down", canvases(twelve=FAIL), FLOOR, {"canvas": 12, "passes_probe": 2}),
+    expansion(
+        "4 all fail, cap down", canvases(twelve=FAIL), RULE, {"canvas": 12, "passes_probe": 2}, published=True
+    ),
     expansion("4 T = L_hat", canvases(twelve=PASS), RULE, {"passes_decode": 12, "counts": [1] * 12}),
     expansion("4 inclusive", EVEN_TAIL, Expansion(4, 8, 4, 0.25, 0.0), {"canvas": 4, "passes_probe": 1}),
     expansion("4 gap fails", EVEN_TAIL, Expansion(4, 8, 4, 0.25, 0.01), {"canvas": 8, "passes_probe": 2}),
@@ -243,8 +310,9 @@ GROWTH = [
     expansion(
         "4 with MASK",
         MASKED_TAIL,
-        Expansion(4, 8, 4, 0.2, 0.1, mask_in_max=True),
+        Expansion(4, 8, 4, 0.2, 0.1),
         {"canvas": 8, "passes_probe": 2},
+        published=True,
     ),
 ]
 
@@ -256,7 +324,7 @@ def ends(*chances: float) -> list[dict[int, float]]:
 
 WORDS = [sure(A, 0.95)]
 SECOND_STAGE = [sure(A, 0.95), sure(B, 0.92), sure(C, 0.30), sure(D, 0.06), *ends(0.6, 0.6, 0.6, 0.6)]
-DAEDAL = Settings(Daedal(4, 20, factor=2, check=4), 4)
+DAEDAL = Settings(Daedal(4, 20, grow=2, check=4), 4)
 DAEDAL_SECOND_STAGE = {
     "passes_probe": 2,
     "first_state": [A, B, M, M, M, M, M, EOS, EOS],
@@ -284,7 +352,7 @@ DAEDALS = [
     Example(
         "5 every proposal is MASK",
         Table(lambda canvas: [{M: 0.6, A: 0.3, B: 0.1}, {M: 0.8, C: 0.19, B: 0.01}], vocab=16),
-        Settings(Daedal(2, 2, factor=2, check=4, lo=0.0), 2),
+        Settings(Daedal(2, 2, grow=2, check=4, low=0.0), 2),
         {"commits": [[(2, C, None)], [(1, A, None)]], "passes_probe": 1, "ids": [A, C]},
     ),
 ]
@@ -301,7 +369,7 @@ def rho(name: str, logits: Table, rule: Rho, expect: dict) -> Example:
     return Example(f"6 {name}", logits, Settings(rule, 32), expect)
 
 
-ONE_EDIT = {"start": 200, "limit": 2048, "edits": 1}
+ONE_EDIT = {"canvas": 200, "limit": 2048, "adjust": 1}
 CHANGES = {
     50: 16,
     10: 64,
@@ -314,17 +382,27 @@ CHANGES = {
 EMPTIED = crowd(64, 60)
 RHOS = [
     *[rho(f"{n}/200", crowd(200, n), Rho(**ONE_EDIT), {"canvas": 200 + d}) for n, d in CHANGES.items()],
-    rho("density", crowd(64, 16, 0.9), Rho(edits=1), {"canvas": 80}),
-    rho("tail confidence", crowd(64, 16, 0.9), Rho(edits=1, signal="tail_confidence"), {"canvas": 64}),
-    rho("linear", crowd(200, 10), Rho(**ONE_EDIT, scheduler="linear"), {"canvas": 232}),
-    rho("const", crowd(200, 10), Rho(**ONE_EDIT, scheduler="const"), {"canvas": 208}),
-    rho("authors empty a canvas", EMPTIED, Rho(shortest=0), {"canvas": 0, "tokens": [], "passes_decode": 1}),
-    rho("never below a block", EMPTIED, Rho(edits=1), {"canvas": 32, "ids": [*[A] * 4, *[EOS] * 28]}),
-    rho("tolerant", crowd(20, 16), Rho(20, 80, edits=1, low=0.25, high=0.7, shortest=0), {"canvas": 12}),
+    rho("density", crowd(64, 16, 0.9), Rho(adjust=1), {"canvas": 80}),
+    rho("tail confidence", crowd(64, 16, 0.9), Rho(adjust=1, signal="tail_confidence"), {"canvas": 64}),
+    rho("linear", crowd(200, 10), Rho(**ONE_EDIT, edit_growth="linear"), {"canvas": 232}),
+    rho("const", crowd(200, 10), Rho(**ONE_EDIT, edit_growth="const"), {"canvas": 208}),
+    rho(
+        "authors empty a canvas",
+        EMPTIED,
+        Rho(minimum=0, rounding="float32"),
+        {"canvas": 0, "tokens": [], "passes_decode": 1},
+    ),
+    rho("never below a block", EMPTIED, Rho(adjust=1), {"canvas": 32, "ids": [*[A] * 4, *[EOS] * 28]}),
+    rho(
+        "tolerant",
+        crowd(20, 16),
+        Rho(20, 80, adjust=1, rho_low=0.25, rho_high=0.7, minimum=1),
+        {"canvas": 12},
+    ),
     rho(
         "float32",
         crowd(20, 16),
-        Rho(20, 80, edits=1, low=0.25, high=0.7, shortest=0, rounding="float32"),
+        Rho(20, 80, adjust=1, rho_low=0.25, rho_high=0.7, minimum=0, rounding="float32"),
         {"canvas": 4},
     ),
 ]
@@ -333,13 +411,13 @@ RHOS = [
 SEESAW = Table(
     lambda canvas: [sure(EOS if len(canvas) == 8 else A, 0.5 + j / 100) for j in range(len(canvas))], 64
 )
-SEESAW_RULE = {"start": 8, "limit": 12, "unit": 1, "scheduler": "const", "shortest": 0}
+SEESAW_RULE = {"canvas": 8, "limit": 12, "unit": 1, "edit_growth": "const", "minimum": 1}
 REOPENED = Table(lambda canvas: [sure(EOS if j == 1 else A, 0.95) for j in range(len(canvas))], 64)
 HAZARDS = [
     rho(
         "vi: the authors' iteration limit leaves masks",
         SEESAW,
-        Rho(**SEESAW_RULE, insert="before_first_eos"),
+        Rho(**SEESAW_RULE, insert_at="before_first_eos"),
         {"ids": [M, *[A] * 6, M], "passes_decode": 12, "stop_reason": "limit"},
     ),
     rho(
@@ -351,7 +429,7 @@ HAZARDS = [
     Example(
         "6 i: masks behind the window stay",
         REOPENED,
-        Settings(Rho(4, 8, unit=2, scheduler="const", edits=1, insert="before_first_eos"), 2),
+        Settings(Rho(4, 8, unit=2, edit_growth="const", adjust=1, insert_at="before_first_eos"), 2),
         {
             "first_state": [A, M, M, EOS, M, M],
             "ids": [A, M, A, EOS, A, A],
@@ -363,7 +441,7 @@ HAZARDS = [
     Example(
         "6 i: at the end nothing stays behind",
         REOPENED,
-        Settings(Rho(4, 8, unit=2, scheduler="const", edits=1), 2),
+        Settings(Rho(4, 8, unit=2, edit_growth="const", adjust=1), 2),
         {"ids": [A, EOS, A, A, A, A], "passes_decode": 3, "stop_reason": "full"},
     ),
 ]
@@ -411,7 +489,20 @@ ORACLE = [
     oracle("void", "2:E .35, 1:c .1", "c E M M M M", block=2, **STOPPED),
 ]
 
-EXAMPLES = [*QUOTAS, *EARLY, *BANS, *COMMITS, *STOPS, *GROWTH, *DAEDALS, *RHOS, *HAZARDS, *CROPS, *ORACLE]
+EXAMPLES = [
+    *QUOTAS,
+    *EARLY,
+    *BANS,
+    *COMMITS,
+    *FACTORS,
+    *LEFT_BLOCKS,
+    *STOPS,
+    *GROWTH,
+    *DAEDALS,
+    *RHOS,
+    *HAZARDS,
+]
+EXAMPLES += [*CROPS, *ORACLE]
 
 
 def check(example: Example, seen) -> None:
@@ -424,6 +515,8 @@ def check(example: Example, seen) -> None:
                 check_commits(found, wanted)
         elif what == "first_commits":
             check_commits(commits[0], expected)
+        elif what == "first_slots":
+            assert [slot for slot, _, _ in commits[0]] == list(expected)
         elif what == "counts":
             assert [len(one) for one in commits] == expected
         elif what == "first_state":

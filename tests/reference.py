@@ -7,7 +7,7 @@ logits of shape (len(ids), V). Speed does not matter here; being readable beside
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import torch
@@ -25,49 +25,49 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Expansion:  # section 4
-    start: int
+    canvas: int
     limit: int
     window: int
     tau_nonvoid: float
     tau_gap: float
-    cap: str = "ceil"  # or "floor"
+    cap_rounding: str = "ceil"  # or "floor"
     mask_in_max: bool = False
 
 
 @dataclass(frozen=True)
 class Daedal:  # section 5
-    start: int = 64
+    canvas: int = 64
     limit: int = 2048
-    hi: float = 0.9
-    lo: float = 0.1
-    factor: int = 8  # E
-    stage1: float = 0.5  # c1
-    stage2: float = 0.9  # c2
+    high: float = 0.9
+    low: float = 0.1
+    grow: int = 8  # E
+    enough: float = 0.5  # c1
+    content: float = 0.9  # c2
     check: int = 32  # n
 
 
 @dataclass(frozen=True)
 class Rho:  # section 6
-    start: int = 64
+    canvas: int = 64
     limit: int = 2048
-    hi: float = 0.9
+    high: float = 0.9
     unit: int = 8
-    low: float = 0.4
-    high: float = 0.6
+    rho_low: float = 0.4
+    rho_high: float = 0.6
     interval: float = 0.1
-    scheduler: str = "exp"  # or "const", "linear"
-    most: int = 8  # the multiplier's cap
-    edits: int = 64  # iterations that may change the length
+    edit_growth: str = "exp"  # or "const", "linear"
+    cap: int = 8  # of the multiplier
+    adjust: int = 64  # iterations that may change the length
     signal: str = "density"  # or "tail_confidence"
-    insert: str = "end"  # or "before_first_eos"
+    insert_at: str = "end"  # or "before_first_eos"
     rounding: str = "tolerant"  # or "float32"
     check: int = 32
-    shortest: int | None = None  # None: one block
+    minimum: int | None = None  # None: one block
 
 
 @dataclass(frozen=True)
 class Crop:  # section 7
-    limit: int
+    canvas: int
     tau: float = 0.95
 
 
@@ -106,6 +106,21 @@ class Settings:
         """S; thresholds and factors know no steps, except in the authors' Dream loop, which leaves a block after S."""
         scheduled = self.commit == "quota" or self.leave_blocks
         return self.block if self.steps is None or not scheduled else self.steps
+
+
+# What the released programs do otherwise (0.5), by length rule.
+DEVIATIONS: dict[type, dict] = {
+    Expansion: {"cap_rounding": "floor", "mask_in_max": True},
+    Rho: {"rounding": "float32", "minimum": 0},
+}
+
+
+def as_published(s: Settings) -> Settings:
+    """The settings with every deviation of the released programs: those of `@authors` plans."""
+    s = replace(s, length=replace(s.length, **DEVIATIONS.get(type(s.length), {})))
+    if isinstance(s.length, Daedal | Rho):
+        return s
+    return replace(s, mask_proposable=True, factor_last=True, leave_blocks=s.sampling == "tempered")
 
 
 @dataclass
@@ -417,10 +432,10 @@ def choose_length(row: Row, length: Fixed | Expansion | Crop) -> int:
 
 def void_expansion(row: Row, rule: Expansion) -> int:
     block = row.settings.block
-    size = math.ceil(rule.start / block) * block
-    limit = (math.ceil if rule.cap == "ceil" else math.floor)(rule.limit / block) * block
-    if size > limit or rule.limit < rule.start:
-        raise ValueError(f"start {rule.start} does not fit under the cap {limit}")
+    size = math.ceil(rule.canvas / block) * block
+    limit = (math.ceil if rule.cap_rounding == "ceil" else math.floor)(rule.limit / block) * block
+    if size > limit or rule.limit < rule.canvas:
+        raise ValueError(f"start {rule.canvas} does not fit under the cap {limit}")
     while size <= limit:
         row.canvas = [row.mask] * size
         p = torch.softmax(row.forward(), -1)
@@ -442,19 +457,19 @@ def void_expansion(row: Row, rule: Expansion) -> int:
 
 def smart_crop(row: Row, rule: Crop) -> int:
     block = row.settings.block
-    if rule.limit % block:
-        raise ValueError(f"limit {rule.limit} is no multiple of the block {block}")
-    row.canvas = [row.mask] * rule.limit
+    if rule.canvas % block:
+        raise ValueError(f"canvas {rule.canvas} is no multiple of the block {block}")
+    row.canvas = [row.mask] * rule.canvas
     q = torch.softmax(row.forward(), -1)[:, row.eos].tolist()
     row.probes += 1
-    alive, found = 1.0, rule.limit
+    alive, found = 1.0, rule.canvas
     for i, chance in enumerate(q, start=1):
         alive *= 1 - chance
         if 1 - alive >= rule.tau:
             found = i
             break
     size = math.ceil(found / block) * block
-    row.events["contracted"] += size < rule.limit
+    row.events["contracted"] += size < rule.canvas
     return size
 
 
@@ -501,14 +516,14 @@ def advance(row: Row, pos: int) -> int:
 
 
 def daedal_start(row: Row, rule: Daedal) -> None:
-    row.canvas = [row.mask] * rule.start
+    row.canvas = [row.mask] * rule.canvas
     while True:
         p = torch.softmax(row.forward(), -1)
         row.probes += 1
         row.signals.append(tail_confidence(row, p, rule.check))
-        if row.signals[-1] >= rule.stage1 or len(row.canvas) == rule.limit:
+        if row.signals[-1] >= rule.enough or len(row.canvas) == rule.limit:
             break
-        row.canvas += [row.mask] * min(rule.factor, rule.limit - len(row.canvas))
+        row.canvas += [row.mask] * min(rule.grow, rule.limit - len(row.canvas))
         row.events["expanded"] += 1
     row.events["cap"] += len(row.canvas) == rule.limit
     row.canvas += [row.eos] * min(rule.check // 2, rule.limit - len(row.canvas))
@@ -524,13 +539,13 @@ def daedal(row: Row, rule: Daedal) -> str:
         conf = tail_confidence(row, torch.softmax(z, -1), rule.check)
         row.signals.append(conf)
         window = row.masks(pos, pos + row.settings.block)
-        fill, c = confident(row, z, window, rule.hi)
-        low = {j: -c[j] for j in window if c[j] < rule.lo and j not in {slot for slot, _, _ in fill}}
-        may_grow = conf < rule.stage2 and len(row.canvas) < rule.limit and not denoise_only
+        fill, c = confident(row, z, window, rule.high)
+        low = {j: -c[j] for j in window if c[j] < rule.low and j not in {slot for slot, _, _ in fill}}
+        may_grow = conf < rule.content and len(row.canvas) < rule.limit and not denoise_only
         row.write(fill)
         if low and may_grow:
             j = best(low)
-            row.canvas[j : j + 1] = [row.mask] * rule.factor
+            row.canvas[j : j + 1] = [row.mask] * rule.grow
             row.events["cut off"] += len(row.canvas) > rule.limit
             row.canvas = row.canvas[: rule.limit]
             row.events["grown"] += 1
@@ -556,15 +571,15 @@ def segments(gap: float, interval: float, rounding: str) -> int:
 
 def edit(rule: Rho, rho: float) -> int:
     """How many slots to add (positive) or drop (negative)."""
-    low, high = rule.low, rule.high
+    low, high = rule.rho_low, rule.rho_high
     if rule.rounding == "float32":
         rho, low, high = (float(torch.tensor(x, dtype=torch.float32)) for x in (rho, low, high))
     if low <= rho <= high:
         return 0
     gap = low - rho if rho < low else rho - high
     seg = segments(gap, rule.interval, rule.rounding)
-    mult = {"const": 1, "linear": seg, "exp": 2 ** (seg - 1)}[rule.scheduler]
-    return (1 if rho < low else -1) * rule.unit * min(mult, rule.most)
+    mult = {"const": 1, "linear": seg, "exp": 2 ** (seg - 1)}[rule.edit_growth]
+    return (1 if rho < low else -1) * rule.unit * min(mult, rule.cap)
 
 
 def resize(row: Row, rule: Rho, change: int) -> None:
@@ -572,14 +587,14 @@ def resize(row: Row, rule: Rho, change: int) -> None:
     if change > 0:
         new = [row.mask] * (min(length + change, rule.limit) - length)
         at = length
-        if rule.insert == "before_first_eos" and row.eos in row.canvas:
+        if rule.insert_at == "before_first_eos" and row.eos in row.canvas:
             at = row.canvas.index(row.eos)
             row.events["inserted"] += 1
         row.canvas[at:at] = new
         row.events["expanded"] += 1
         row.events["cap"] += len(row.canvas) == rule.limit
     if change < 0:
-        shortest = row.settings.block if rule.shortest is None else rule.shortest
+        shortest = row.settings.block if rule.minimum is None else rule.minimum
         keep = max(length + change, min(shortest, length), 0)
         row.events["contracted"] += keep < length
         row.events["dropped a token"] += any(t != row.mask for t in row.canvas[keep:])
@@ -587,14 +602,14 @@ def resize(row: Row, rule: Rho, change: int) -> None:
 
 
 def rho_eos(row: Row, rule: Rho) -> str:
-    row.canvas = [row.mask] * rule.start
+    row.canvas = [row.mask] * rule.canvas
     pos, denoise_only, iteration = 0, False, 0
     while True:
         iteration += 1
-        if iteration > rule.limit and rule.insert != "end":
+        if iteration > rule.limit and rule.insert_at != "end":
             return "limit"  # inserting at the end never leaves a mask: it goes on without edits until all is full
         denoise_only = (
-            denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.edits, rule.limit)
+            denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.adjust, rule.limit)
         )
         before = list(row.canvas)
         z = row.forward()
@@ -603,7 +618,7 @@ def rho_eos(row: Row, rule: Rho) -> str:
         everywhere = row.masks(0, len(row.canvas))
         rho = tail_confidence(row, p, rule.check) if tail else density(row, p, everywhere)
         row.signals.append(rho)
-        fill, _ = confident(row, z, row.masks(pos, pos + row.settings.block), rule.hi)
+        fill, _ = confident(row, z, row.masks(pos, pos + row.settings.block), rule.high)
         row.write(fill)
         pos = advance(row, pos)
         if not denoise_only:

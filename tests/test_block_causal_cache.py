@@ -6,26 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from test_fast import shapes
+from networks import decoded, shapes, tiny
 from voidpad.decode import Plan, advance, begin, wanted
 from voidpad.engine.batching import Engine
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import FinishedBlocks
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError
-from voidpad.models import FAMILIES, Model, random_model
+from voidpad.models import FAMILIES, Model
 
 NAMES = [name for name, family in FAMILIES.items() if family.causal_block]
 EVERY = pytest.mark.parametrize("name", NAMES)
-
-
-def tiny(name: str, seed: int, block: int, dtype=torch.float32, *, ends: bool = True) -> Model:
-    """A vocabulary of 11 roles and 5 letters; rows end early often, or never."""
-    shape = {"vocab": 16, "hidden": 16, "heads": 4, "kv_heads": 2, "intermediate": 32, "context": 96}
-    model = random_model(name, **shape, causal_block=block, seed=seed, dtype=dtype)
-    with torch.no_grad():
-        model.net.lm_head.weight[list(model.roles.ends)] *= 2 if ends else 0
-    return model
 
 
 def cached(model: Model, bucket: int = 1) -> CachedDenoiser:
@@ -57,11 +48,6 @@ def prompts(rng: random.Random, block: int) -> list[list[int]]:
     ]
 
 
-def decoded(engine: Engine, rows, chosen: Plan, seed: int) -> list:
-    ended = sorted(engine.run(rows, chosen, seed=seed), key=lambda row: row.key)
-    return [replace(row, seconds=0.0) for row in ended]
-
-
 SEEDS = [range(5), pytest.param(range(100, 160), marks=pytest.mark.slow)]
 
 
@@ -71,14 +57,16 @@ def test_cached_decoding_is_uncached_decoding(name, seeds):
     reasons = set()
     for seed in seeds:
         rng = random.Random(seed)
-        model = tiny(name, seed, rng.choice([1, 2, 3, 4, 6]))
+        model = tiny(name, seed, dtype=torch.float32, causal_block=rng.choice([1, 2, 3, 4, 6]))
         rows, chosen = prompts(rng, model.card.causal_block), drawn(rng, model)
         limits = {"rows": rng.choice([2, 32]), "tokens": rng.choice([30, 10**6])}
-        plain = decoded(Engine(model.denoiser(), model.roles, **limits), rows, chosen, seed)
-        packed = decoded(Engine(PackedDenoiser(model.denoiser()), model.roles, **limits), rows, chosen, seed)
+        plain = decoded(Engine(model.denoiser(), model.roles, **limits), rows, chosen, seed=seed)
+        packed = decoded(
+            Engine(PackedDenoiser(model.denoiser()), model.roles, **limits), rows, chosen, seed=seed
+        )
         store = cached(model, bucket=rng.choice([1, 16]))
-        kept = decoded(Engine(store, model.roles, **limits, ended=store.forget), rows, chosen, seed)
-        usual = decoded(model.engine(**limits), rows, chosen, seed)
+        kept = decoded(Engine(store, model.roles, **limits, ended=store.forget), rows, chosen, seed=seed)
+        usual = decoded(model.engine(**limits), rows, chosen, seed=seed)
         assert plain == packed == kept == usual, seed
         assert store.entries == {}
         for key, row in enumerate(rows):
@@ -97,7 +85,7 @@ def test_cached_decoding_is_uncached_decoding(name, seeds):
 def test_cached_logits_are_the_plain_ones(name, dtype, limit):
     """Pass by pass, with slots that an observer reads beside those of the open block."""
     rng = random.Random(1)
-    model = tiny(name, 3, 3, dtype, ends=False)
+    model = tiny(name, 3, dtype=dtype, causal_block=3, ends=0)
     chosen = model.plan(canvas=12)
     store, plain, draws = cached(model), model.denoiser(), torch.Generator().manual_seed(1)
     rows = begin([[12] * n for n in (1, 3, 7)], model.roles, chosen, keys=range(3), seeds=[0] * 3)
@@ -115,10 +103,10 @@ def test_cached_logits_are_the_plain_ones(name, dtype, limit):
 
 @EVERY
 def test_a_pass_computes_the_open_block_and_what_was_open_before(name):
-    model = tiny(name, 0, 4, ends=False)
+    model = tiny(name, 0, dtype=torch.float32, causal_block=4, ends=0)
     chosen = model.plan(canvas=12, **({"high": 1.0, "block": 4} if name == "fast_dllm" else {}))
     with shapes(model) as seen:
-        [outcome] = decoded(model.engine(), [[12] * 9], chosen, 0)
+        [outcome] = decoded(model.engine(), [[12] * 9], chosen)
     assert outcome.canvas == 15
     # SDAR's first pass in a block also computes the block before it; Fast-dLLM's first slot needs that block alone.
     entering = 4 if name == "fast_dllm" else 8
@@ -128,7 +116,7 @@ def test_a_pass_computes_the_open_block_and_what_was_open_before(name):
 
 @EVERY
 def test_caches_of_full_attention_are_refused(name):
-    model = tiny(name, 0, 4)
+    model = tiny(name, 0, dtype=torch.float32, causal_block=4)
     with pytest.raises(ConfigError, match="dual"):
         model.generate("hi", cache="dual", canvas=4)
     assert model.approximations(model.plan()) == ()

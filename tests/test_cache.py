@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from test_fast import BOTH, half_filled, ragged, results, shapes, tiny
+from networks import BOTH, half_filled, ragged, results, shapes, tiny
 from voidpad.decode import plan
 from voidpad.engine import packed
 from voidpad.engine.batching import Engine
@@ -39,40 +39,41 @@ def test_a_cache_that_recomputes_everything_is_exact(family):
         assert results(found, model, prompts, whole, rows=2, ended=found.forget) == exact
 
 
-@BOTH
+FIVE, THREE = [12, 13, 14, 11, 15], [12, 13, 14]
+SIXES = ("original", {"canvas": 12, "block": 6, "schedule": "even"})
+FOURS = ("original", {"canvas": 12, "block": 4, "schedule": "even"})
+PROBED = (
+    "void-expansion",
+    {"canvas": 8, "limit": 8, "block": 4, "window": 3, "ban": "void,eos"},
+)  # one probe
+
+
 @pytest.mark.parametrize(
-    ("cache", "widths"),
-    [  # a prompt of 5 and two blocks of 6, one slot a pass; the first pass of a block takes all 17
-        ("prompt", [17, 11, 11, 11, 11, 11, 17, 11, 11, 11, 11, 11]),
-        ("prompt:2", [17, 6, 11, 6, 11, 6, 17, 6, 11, 6, 11, 6]),
+    ("family", "cache", "prompt", "chosen", "widths"),
+    [  # one slot a pass: the first pass of a block takes all tokens, the others what the policy says
+        ("llada", "prompt", FIVE, SIXES, [17, 11, 11, 11, 11, 11, 17, 11, 11, 11, 11, 11]),
+        ("llada", "prompt:2", FIVE, SIXES, [17, 6, 11, 6, 11, 6, 17, 6, 11, 6, 11, 6]),
+        # Dream's logits of a slot come from the position before it; beside the prompt, the prompt has it.
+        ("dream", "prompt", FIVE, SIXES, [17, 11, 11, 11, 11, 11, 17, 12, 12, 12, 12, 12]),
+        ("dream", "prompt:2", FIVE, SIXES, [17, 7, 11, 7, 11, 7, 17, 7, 12, 7, 12, 7]),
+        # What is ahead keeps the keys of the first pass: entering the second block computes 11 tokens of 15.
+        ("llada", "ahead:3", THREE, FOURS, [15, 4, 4, 7, 11, 4, 7, 4, 15, 7, 4, 4]),
+        # The last probe computed the row whole on the canvas that is kept: it is the first block's refresh.
+        ("llada", "dual", THREE, PROBED, [11, 4, 4, 4, 11, 4, 4, 4]),
     ],
 )
-def test_a_pass_computes_what_the_policy_says(family, cache, widths):
-    model = tiny(family, 3)
-    fields = {"canvas": 12, "block": 6, "schedule": "even"}
-    chosen = plan("original", defaults=FAMILIES[family].decoding, **fields)
+def test_a_pass_computes_what_the_policy_says(family, cache, prompt, chosen, widths):
+    model, (name, fields) = tiny(family, 3), chosen
     with shapes(model) as seen:
-        results(cached_by(model, cache, 6), model, [[12, 13, 14, 11, 15]], chosen)
-    shift = model.family.shift  # Dream's logits of a slot come from the position before it
-
-    def wider(number: int, width: int) -> int:
-        beside_prompt = width == 11 and number < 6  # there the prompt holds that position
-        return width if width == 17 or beside_prompt else width + shift
-
-    assert [shape[1] for shape in seen] == [wider(number, width) for number, width in enumerate(widths)]
-
-
-def test_what_is_ahead_keeps_the_keys_of_the_first_pass():
-    """A prompt of 3 and three blocks of 4: entering the second one computes 11 tokens of 15."""
-    model, chosen = tiny("llada", 3), plan("original", canvas=12, block=4, schedule="even")
-    with shapes(model) as seen:
-        results(cached_by(model, "ahead:3"), model, [[12, 13, 14]], chosen)
-    assert [shape[1] for shape in seen] == [15, 4, 4, 7, 11, 4, 7, 4, 15, 7, 4, 4]
+        made = plan(name, defaults=FAMILIES[family].decoding, **fields)
+        results(cached_by(model, cache, made.block), model, [prompt], made)
+    assert [shape[1] for shape in seen] == widths
 
 
 @BOTH
 @CACHES
 def test_a_pass_on_an_unchanged_canvas_is_the_full_pass(family, cache):
+    assert CachePolicy.parse(cache).approximation == f"{cache} cache"
     for seed in range(2):
         rng, model = random.Random(seed), tiny(family, seed)
         canvas = half_filled(model, ragged(rng, 4), 12, rng)
@@ -122,7 +123,7 @@ def test_a_pass_that_is_tried_again_computes_the_same():
 
 
 # --------------------------------------------------------------------------------------------- the store
-def test_a_cache_takes_little_more_than_its_rows():
+def test_a_cache_takes_little_more_than_its_rows_and_gives_it_back():
     """Ragged rows come and go while the store grows and closes its holes: 15 % is spared, and no row notices."""
     model, rng = tiny("llada", 2), random.Random(2)
     prompts, chosen = ragged(rng, 48, longest=200), plan("original", canvas=32, block=8, threshold=0.01)
@@ -134,11 +135,30 @@ def test_a_cache_takes_little_more_than_its_rows():
         ended |= {e.outcome.key: e.outcome for e in engine.step() if isinstance(e, Finished)}
         largest = max(largest, engine.tokens_read)
     assert largest > 1500
-    assert found.store.places == {}
+    assert (found.entries, found.store.places) == ({}, {})
     assert {len(part) for part in found.store.keys} == {found.store.capacity + 64}
     assert found.store.capacity <= 1.15 * largest
     alone = results(cached_by(model, "prompt:4", 8), model, prompts, chosen, rows=1)
     assert [replace(ended[key], seconds=0.0) for key in range(48)] == alone
+    # Rows that are cancelled leave their places, too: nothing grows any more.
+    before = [part.data_ptr() for part in found.store.keys]
+    for prompt in prompts:
+        engine.submit(prompt, chosen)
+    while engine.busy:
+        engine.step()
+        for handle in engine.handles[:2]:
+            engine.cancel(handle)
+        assert max(len(found.entries), len(found.store.places)) <= 16
+    assert [part.data_ptr() for part in found.store.keys] == before
+    assert (found.entries, found.store.places) == ({}, {})
+
+
+def test_a_key_that_comes_back_with_another_prompt_is_computed_anew():
+    model = tiny("llada", 1)
+    chosen, found = model.plan("void", canvas=4, block=4), cached_by(model, "dual")
+    for prompt in ([12, 13, 14], [15, 11, 12], [12, 13, 14]):  # nobody tells the cache that rows end
+        fresh = results(cached_by(model, "dual"), model, [prompt], chosen)
+        assert results(found, model, [prompt], chosen) == fresh
 
 
 class Spoiled:

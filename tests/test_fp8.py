@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from networks import BOTH, SHAPE, half_filled, results
 from originals import adapted
-from test_fast import BOTH, SHAPE, half_filled, results
 from voidpad.decode import plan
 from voidpad.engine.cache import CachedDenoiser
 from voidpad.engine.cache_policy import CachePolicy

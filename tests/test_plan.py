@@ -10,14 +10,13 @@ from pydantic import Field
 
 from cases import LENGTHS, case
 from voidpad.decode import PRESETS, CommitRule, LengthRule, Plan, StopRule, decode, describe, plan, schema
-from voidpad.decode.commit import Threshold
+from voidpad.decode.authors import AuthorsFactor
+from voidpad.decode.commit import Factor, Threshold
 from voidpad.decode.length import Daedal, Fixed, RhoEos, SmartCrop, VoidExpansion
-from voidpad.decode.noise import Noise
 from voidpad.decode.presets import ALIASES
-from voidpad.decode.propose import Bans, TemperedProposal
 from voidpad.decode.stop import EosTermination, Vanilla
 from voidpad.errors import ConfigError, PlanError, VoidpadError
-from voidpad.models import FAMILIES
+from voidpad.models import DREAM, FAMILIES, LLADA
 
 
 # --------------------------------------------------------------------------------------- ranges of settings
@@ -129,6 +128,25 @@ def test_dream_scores_with_void_in_them_unless_asked_otherwise():
     assert plan("original", defaults=dream, ban="void").mute == ("void",)
 
 
+def test_only_authors_plans_repeat_the_slips_of_released_programs():
+    for family in (LLADA, DREAM, FAMILIES["llada_moe"]):
+        for name in ("original", "void", "void-expansion", "smart-crop"):
+            for suffix, factor in (("", Factor), ("@authors", AuthorsFactor)):
+                chosen = {"name": name + suffix, "defaults": family.decoding, "factor": 1.0}
+                made = plan(**chosen)
+                assert type(made.commit) is factor
+                assert made.leaves_blocks == (family is DREAM and suffix != "")
+                if made.leaves_blocks:  # Dream's released loop bounds the passes of every rule
+                    in_total = name in ("original", "void")
+                    assert plan(**chosen, steps=512).steps == (32 if in_total else 512)
+                else:
+                    with pytest.raises(PlanError) as refused:
+                        plan(**chosen, steps=512)
+                    assert refused.value.field == "steps"
+    for loop_of_its_own in ("daedal@authors", "rho-eos@authors"):
+        assert not plan(loop_of_its_own, defaults=DREAM.decoding).leaves_blocks
+
+
 # ------------------------------------------------------------------------------------------- limits and trim
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_limit_is_the_longest_canvas_trimmed_or_not(name):
@@ -139,13 +157,11 @@ def test_the_limit_is_the_longest_canvas_trimmed_or_not(name):
         assert made.fitted(100).trim == made.trim
 
 
-@pytest.mark.parametrize("trim", [False, True])
-def test_a_fitted_plan_stays_inside_its_room(trim):
-    grows = plan("void-expansion", canvas=8, limit=64, block=4, trim=trim)
+def test_a_fitted_plan_stays_inside_its_room():
+    grows = plan("void-expansion", canvas=8, limit=64, block=4)
     assert grows.fitted(64) is grows
     assert (grows.fitted(31).limit, grows.fitted(31).length.canvas) == (28, 8)
     assert (grows.fitted(7).limit, grows.fitted(7).length.canvas) == (4, 4)
-    assert grows.fitted(31).trim == trim
     uneven = plan("daedal", canvas=10, limit=50, block=8)
     assert uneven.fitted(12).limit == 10  # whole blocks, but never less than a first canvas that fits
     fixed = plan("void", canvas=32, block=8, steps=16)
@@ -286,13 +302,3 @@ def test_a_field_that_a_plan_does_not_have_comes_with_what_to_use(family, name, 
         plan(name, defaults=FAMILIES[family].decoding, **dict.fromkeys(fields, 0.5))
     assert refused.value.field == fields[0]
     assert hint in str(refused.value)
-
-
-def test_sdar_scores_by_the_tempered_probability():
-    z = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]], dtype=torch.float64).log()
-    zero = torch.zeros(2, dtype=torch.long)
-    noise = Noise((zero, zero, zero, torch.arange(2)), torch.device("cpu"))
-    made = plan("dynamic", defaults=FAMILIES["sdar"].decoding, temperature=0.5)
-    found = TemperedProposal(**vars(made.propose))(z, Bans.of((), (), 3, 4, z.device), noise)
-    wanted = (2 * z).softmax(1).gather(1, found.tokens[:, None])[:, 0]
-    assert found.score.tolist() == pytest.approx(wanted.tolist())

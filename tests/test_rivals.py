@@ -241,6 +241,7 @@ def rival_case(number: int, rival: str) -> Case:
     s = replace(c.settings, commit="quota", score=rng.choice(["confidence", "confidence", c.settings.score]))
     if kind == "appended":
         s = replace(s, length=Appended(s.length.canvas + rng.randrange(4)), steps=None)
+        s = replace(s, mask_proposable=False, factor_last=False, leave_blocks=False)  # nothing was released
     if rival == "entropy":
         s = replace(s, commit="entropy", tau=rng.choice([0.1, 0.7, 2.0]), by_entropy=rng.random() < 0.5)
     elif rival == "penalty":

@@ -79,11 +79,9 @@ def print_json(value: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
 def write_csv(path: Path, records: Sequence[Record]) -> None:
