@@ -125,7 +125,7 @@ def test_every_row_of_a_mixed_pool_is_its_one_row_decode(rows, tokens):
     assert idle(engine)
     for row in done:
         assert result(row) == result(some[row.key].alone()), row.key
-        assert pool.calls[row.key] == row.passes_probe + row.passes_decode - row.passes_shared
+        assert pool.calls[row.key] == row.passes
         assert row.seconds > 0
     assert sum(row.passes_shared for row in done)
     assert max(pool.rows) <= rows
@@ -176,7 +176,7 @@ def test_rows_that_outgrow_the_limit_rest_in_turn_and_finish():
     assert max(pool.sizes) <= 48
     assert {row.canvas for row in done} == {24}
     for row in done:
-        assert pool.calls[row.key] == row.passes_probe + row.passes_decode - row.passes_shared
+        assert pool.calls[row.key] == row.passes
         assert (row.passes_probe, row.passes_decode, row.passes_shared) == (6, 24, 1)
 
 
