@@ -85,7 +85,7 @@ def own():
 before = own()
 data = prepared.read(sys.argv[1])
 rows = PaddedRows(data.pairs, data.roles, PaddingPart(), seed=42)
-rows(0, torch.arange(6), rows.lengths(0, torch.arange(6), 6)[0])
+rows.batch(0, torch.arange(6), rows.lengths(0, torch.arange(6), 6)[0])
 print(data.pairs.tokens.nbytes >> 20, own() - before)
 """
 
