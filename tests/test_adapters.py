@@ -77,7 +77,7 @@ def test_an_adapter_folder_names_its_base(bases, tmp_path):
     loaded = load(folder)
     assert (logits(loaded) - logits(trained)).abs().max() == 0.0
     assert loaded.name == str(folder)
-    with pytest.raises(ConfigError, match=f"is an adapter itself; give its base, {bases['llada']},"):
+    with pytest.raises(ConfigError, match="is an adapter itself"):
         load(folder, folder)
     save(loaded, tmp_path / "again")
     again = read_json(tmp_path / "again" / "adapter_config.json")

@@ -1,5 +1,6 @@
 """`voidpad analyze` on checkpoints of both families: files, numbers, pictures, and what bad input gets."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -49,14 +50,15 @@ def is_png(path) -> bool:
 
 @BOTH
 def test_eos_prior(family, folders, voidpad, talks, tmp_path):
-    plot = tmp_path / "p.png"
+    plot, table = tmp_path / "p.png", tmp_path / "p.csv"
     common = ("analyze", "eos-prior", "--model", folders / family, "--data", talks, "--least", 2)
-    found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--json"))
+    found = json.loads(voidpad(*common, "--batch", 2, "--plot", plot, "--csv", table, "--json"))
     assert found["examples"] == 4
     assert {gap["gap"].split()[0] for gap in found["gaps"]} == {"EOS", "VOID"}
-    slots = found["slots"]
-    assert [slot["slot"] for slot in slots] == list(range(1, len(slots) + 1))
-    assert slots[0]["count"] == 4
+    rows = list(csv.DictReader(table.open()))
+    assert [int(row["slot"]) for row in rows] == list(range(1, len(rows) + 1))
+    assert [float(row["q_eos"]) for row in rows] == [slot["q_eos"] for slot in found["slots"]]
+    assert int(rows[0]["count"]) == 4
     assert is_png(plot)
     shown = voidpad(*common, "--canvas", 20)
     assert "EOS |q - p|" in shown
@@ -93,7 +95,7 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
 
 @BOTH
 def test_overflow(family, folders, voidpad, tmp_path):
-    plot, traces = tmp_path / "o.png", tmp_path / "o.jsonl"
+    plot, table, traces = (tmp_path / name for name in ("o.png", "o.csv", "o.jsonl"))
     run = ("analyze", "overflow", "who is it", "why", "--model", folders / family, "--canvas", 16)
     found = json.loads(voidpad(*run, "--blocks", "8,16", "--plot", plot, "--json"))
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
@@ -106,8 +108,10 @@ def test_overflow(family, folders, voidpad, tmp_path):
     assert is_png(plot)
     decode = ("generate", "why", "who is it", "--model", folders / family, "--canvas", 16)
     voidpad(*decode, "--block", 8, "--trace", traces)
-    lines = voidpad("analyze", "overflow", "--trace", traces, "--plot", plot)
+    lines = voidpad("analyze", "overflow", "--trace", traces, "--csv", table, "--plot", plot)
     assert len(lines.splitlines()) == 3
+    passes = sum(json.loads(line)["type"] == "pass" for line in traces.read_text().splitlines())
+    assert len(list(csv.DictReader(table.open()))) == passes
     assert "answers overflow at block 16" in voidpad(*run, "--block", 16)
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from rich.console import Console
 
+import voidpad.models
 from voidpad.builtin.tasks import TASKS
 from voidpad.commands.chat import LiveView
 from voidpad.commands.generate import JSON_FIELDS, show
@@ -24,7 +26,7 @@ from voidpad.decode.presets import ALIASES, PRESETS, describe
 from voidpad.diagnose import trace
 from voidpad.errors import ConfigError
 from voidpad.evaluate.config import known_tasks
-from voidpad.models import FAMILIES, Model, Result, load, random_model, read_card, save
+from voidpad.models import FAMILIES, Checkpoint, Model, Result, load, random_model, read_card, save
 from voidpad.models.device import SCHEMES
 from voidpad.roles import Roles
 
@@ -150,6 +152,20 @@ def test_the_command_line_wins_over_the_calibration_and_it_over_the_family(voidp
         assert voidpad(f"{run} {options}").rows[0]["canvas"] == canvas
 
 
+def test_generate_opens_a_checkpoint_builds_a_plan_and_checks_a_prompt_once(generate, monkeypatch):
+    calls = Counter()
+
+    def count(owner: object, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, **k: (calls.update([name]), real(*a, **k))[1])
+
+    count(voidpad.models, "open_checkpoint")
+    for name in ("plan", "encode", "check_prompt"):
+        count(Checkpoint, name)
+    assert generate(f"hi {SMALL}").status == 0
+    assert calls == {"open_checkpoint": 1, "plan": 1, "encode": 1, "check_prompt": 1}
+
+
 # Output
 
 
@@ -201,6 +217,9 @@ def test_an_empty_answer_names_what_helps_and_the_command_that_explains_it(gener
     assert "--plan eos-last" in hint
     assert "analyze overflow" in hint
     assert generate(run, command="analyze overflow").status == 0  # it takes the same options
+    unknown = generate(f"{chr(0x6F22)} {run}").err
+    assert "the tokenizer does not know" in unknown
+    assert "answer 0" not in unknown
 
 
 # Prompts

@@ -202,9 +202,7 @@ def test_what_all_choices_begin_with_is_given(models, exact):
     assert whole.passes == rest.passes
 
 
-def test_choices_that_do_not_fit_are_refused(models):
-    with pytest.raises(ConfigError):
-        models["llada"].decide("a", ["abc"], canvas=2)
+def test_no_choices_are_refused(models):
     with pytest.raises(ConfigError):
         models["llada"].decide("a", [])
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from originals import adapted
 from voidpad.commands import options
 from voidpad.commands.cli import app
-from voidpad.commands.options import ModelOptions, role_ids
+from voidpad.commands.options import ModelOptions, role_ids, slow
 from voidpad.errors import ConfigError
 from voidpad.models import load, random_model, save
 from voidpad.models.device import DeviceConfig
@@ -77,6 +77,13 @@ def test_the_line_says_device_dtype_parameters_and_memory(base, monkeypatch, cap
     monkeypatch.setattr(options, "LARGE", 1000)
     shown.load()
     assert capsys.readouterr().err == f"{base} on cpu: float32, 0.02 M parameters, 0.1 MB\n"
+
+
+def test_billions_of_parameters_in_float32_on_a_cpu_warn(base, monkeypatch, capsys):
+    monkeypatch.setattr(options, "MANY", 1000)
+    assert slow(ModelOptions(str(base), None, "cpu", "auto", None).load())
+    assert "--dtype bfloat16" in capsys.readouterr().err
+    assert slow(load(base, dtype="bfloat16")) is None
 
 
 def test_quantized_weights_are_counted_whole(base):

@@ -1,5 +1,6 @@
 """Traces: what was recorded is what happened, what is written is read back, and damage is named."""
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stories import eos_first, expansion
 from voidpad.diagnose.trace import Recorder, Trace, read, records, write
@@ -104,6 +107,19 @@ def test_damage_is_a_data_error_that_says_where(tmp_path, damage, message):
         read(path)
     with pytest.raises(DataError, match="absent"):
         read(tmp_path / "absent.jsonl")
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_no_damage_raises_anything_else(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    write(path, [eos_first(5, "probs")])
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(32, 126))
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    with contextlib.suppress(DataError):
+        read(path)
 
 
 def recorded(model: Model, name: str, *, prompts=("hello", "what is 2+2?"), detail="probs", cache=None):

@@ -1,7 +1,7 @@
 """`voidpad analyze`: why answers come out short. `voidpad view`: recorded decodes as a page.
 
 Each analysis reads its prompts or examples on the opened checkpoint, so that bad input is refused before the weights
-are loaded. What it finds are records, printed as a table or as JSON.
+are loaded. What it finds are records, printed as a table or as JSON and written as CSV.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from voidpad.commands.options import (
     grouped,
 )
 from voidpad.commands.prompts import from_lines
-from voidpad.commands.ui import Record, bar, note, out, print_json, print_records, warn
+from voidpad.commands.ui import Record, bar, note, out, print_json, print_records, warn, write_csv
 from voidpad.errors import ConfigError
 from voidpad.files import refuse_own_source, store
 
@@ -54,13 +54,16 @@ class AnalysedModel(ModelOptions):
 
 @dataclass(frozen=True)
 class FindingOptions:
-    """How findings are shown."""
+    """Where findings go beside the terminal."""
 
     plot: Picture = None
+    csv: Path | None = Option(None, help="write the numbers to this file")
     as_json: AsJson = False
 
-    def draw(self, picture: Callable[[Any], Any]) -> None:
-        """Draw the picture, if one is asked for, with the functions of diagnose/plots.py."""
+    def write(self, records: Sequence[Record], picture: Callable[[Any], Any]) -> None:
+        """The records as CSV and the picture, those that are asked for; `picture` draws with diagnose/plots.py."""
+        if self.csv is not None:
+            write_csv(self.csv, records)
         if self.plot is not None:
             from voidpad.diagnose import plots  # imports matplotlib
 
@@ -139,7 +142,7 @@ def eos_prior(
     with bar(len(pairs), shown=not findings.as_json, label="examples") as tick:
         curves = measure(model.denoiser(), model.roles, padded, tokens=tokens, tick=tick)
     slots, title = _slots(curves), f"{model.name}, {len(pairs)} examples"
-    findings.draw(lambda plots: plots.prior(curves, title=title, least=least))
+    findings.write(slots, lambda plots: plots.prior(curves, title=title, least=least))
     gaps = [_gap(one, label, least) for one in curves for label in GAPS]
     if findings.as_json:
         found = {"model": model.name, "examples": len(pairs), "least": least, "gaps": gaps, "slots": slots}
@@ -189,7 +192,8 @@ def overflow(
 
     if trace:
         trajectories = [trajectory(one, short) for path in trace for one in read(path)]
-        findings.draw(lambda plots: plots.heat(trajectories[:3]))
+        passes = [row for one in trajectories for row in one.passes()]
+        findings.write(passes, lambda plots: plots.heat(trajectories[:3]))
         decodes = [one.facts() for one in trajectories]
         return print_json(decodes) if findings.as_json else print_records(decodes)
     opened = source.open()
@@ -210,7 +214,7 @@ def overflow(
     traces = [replace(record(model, ids[0], one, name=name), row=row) for row, one in enumerate(watched)]
     trajectories, by_block = [trajectory(one, short) for one in traces], rates(answers)
     facts, decodes = [one.facts() for one in answers], [one.facts() for one in trajectories]
-    findings.draw(lambda plots: plots.heat(trajectories))
+    findings.write(facts, lambda plots: plots.heat(trajectories))
     shares, said = [asdict(rate) for rate in by_block], verdict(by_block, void)
     advised = advice(
         by_block,
@@ -289,7 +293,7 @@ def attention(
             named = {f"layer {number}": mass for number, mass in enumerate(masses, 1)}
             layers.append({"attention on EOS": arm, "spread evenly": even, **named})
     title = f"{model.name}: where masked slots look"
-    findings.draw(lambda plots: plots.layers(seen[0], title=title))
+    findings.write(answers, lambda plots: plots.layers(seen[0], title=title))
     if findings.as_json:
         found = {"model": model.name, "queries": queries, "arms": arms, "layers": layers}
         return print_json({**found, "answers": answers})

@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from voidpad.commands.process import prepare_process
+from voidpad.commands.process import prepare_process, quick_interrupt
 from voidpad.errors import ConfigError, VoidpadError, install_command, printable
 
 # The commands in the order of --help: `module:function` or `module:typer app` in this package, and what the list says.
@@ -56,7 +56,8 @@ class _LazyGroup(TyperGroup):
 def command_named(name: str) -> Any:
     """The command or group of this name, from its module."""
     module, _, attribute = COMMANDS[name][0].partition(":")
-    target = getattr(import_module(f"voidpad.commands.{module}"), attribute)
+    with quick_interrupt():
+        target = getattr(import_module(f"voidpad.commands.{module}"), attribute)
     command: Any
     if isinstance(target, typer.Typer):
         command = typer.main.get_group(target)
@@ -96,6 +97,7 @@ def _options(
 # Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.
 BadUsage: Any = typer.BadParameter.__mro__[1]
 BadCommand: Any = typer.BadParameter.__mro__[2]
+LINE = 2000  # characters of an error that are shown; some repeat a value as long as the user made it
 
 
 def main() -> None:
@@ -121,13 +123,18 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
         hint = f"see {error.ctx.command_path if error.ctx else 'voidpad'} --help"
-        if error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
+        unknown_option = hasattr(error, "option_name")
+        if unknown_option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
             hint += "; fields of a plan go as --set FIELD=VALUE"
         _fail(f"{error.format_message().rstrip('.')}; {hint}.", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
+    except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # rich's answer to a reader that has gone
+            ending.code = 0
+        raise
     except BrokenPipeError:  # nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -167,7 +174,8 @@ def _extras_with(module: str) -> list[str]:
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"voidpad: {printable(' '.join(message.split()))}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    print(f"voidpad: {line if len(line) <= LINE else line[:LINE] + ' ...'}", file=sys.stderr)
     sys.exit(status)
 
 

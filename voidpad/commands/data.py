@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from voidpad.commands.options import AsJson, Raw
+from voidpad.commands.options import AsJson, Picture, Raw
 from voidpad.commands.ui import out, print_json, table
 from voidpad.errors import ConfigError, printable
 from voidpad.files import refuse_own_source
@@ -110,12 +110,18 @@ def show(
 @data.command()
 def stats(
     file: PreparedFile,
+    plot: Picture = None,
     as_json: AsJson = False,
 ) -> None:
     """Lengths of a prepared file, and F(m): the share of responses of at most m tokens."""
     from voidpad.training.prepared import read
 
-    found = read(file).pairs.statistics()
+    pairs = read(file).pairs
+    found = pairs.statistics()
+    if plot is not None:
+        from voidpad.diagnose import plots
+
+        plots.save(plots.lengths(pairs.prompt.tolist(), pairs.response.tolist()), plot)
     if as_json:
         print_json(found)
         return

@@ -127,6 +127,10 @@ def generate(
             ready.append(opened.prepare(one, plan, raw=raw, system=system))
         except ConfigError as error:
             raise ConfigError(f"prompt {number}: {error}" if many else str(error)) from None
+    unknown = opened.tokenizer.unk_token_id
+    unreadable = [key for key, one in enumerate(ready) if unknown is not None and unknown in one.ids]
+    if unreadable:
+        warn(f"prompt {unreadable[0]} holds characters or words that the tokenizer does not know")
     if constraint is not None:
         opened.constrain(constraint, plan)  # refused before weights are read
     model = source.load(opened)
@@ -150,7 +154,7 @@ def generate(
         say_plan(name, model.card.padding)
     for result in results:
         show(result, model.roles, as_json=as_json, many=many)
-    free = [one for one in results if one.constraint is None]
+    free = [one for one in results if one.constraint is None and one.key not in unreadable]
     if drowned := [one for one in free if not one.text.strip() or overflown(one.ids, model.roles)]:
         state = "mostly EOS" if drowned[0].text.strip() else "empty"
         helps = "" if name == "eos-last" else "; --plan eos-last may help"

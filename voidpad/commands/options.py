@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tiny-void"
 LARGE = 100_000_000  # parameters from which on a line says what was loaded, without a terminal too
+MANY = 1_000_000_000  # parameters beyond which float32 on a CPU is a mistake more often than a wish
 
 
 # Whose built-in models: those of `BUILT_IN_FAMILIES` in models/locate.py, which is slow to import.
@@ -106,6 +107,8 @@ class ModelOptions:
         loaded = (opened or self.open()).load_weights(self.device, self.dtype, self.quantize)
         if err.is_terminal or loaded.parameters >= LARGE:
             note(loaded.summary)
+        if warning := slow(loaded):
+            warn(warning)
         return loaded
 
 
@@ -150,6 +153,17 @@ def role_ids(given: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--roles {role}={value}: write {form}.") from None
         roles[role] = ids if len(ids) > 1 else ids[0]
     return roles
+
+
+def slow(model: Model) -> str | None:
+    """What to say where billions of parameters run in float32 on a CPU."""
+    count = model.parameters
+    if model.device.type != "cpu" or model.scheme or model.net.dtype.itemsize < 4 or count < MANY:
+        return None
+    return (
+        f"{count / 1e9:.1f} billion parameters in float32 on a CPU take {4 * count / 1e9:.0f} GB and minutes for an "
+        "answer; use --device cuda, --dtype bfloat16 or --quantize 8bit."
+    )
 
 
 @dataclass(frozen=True)

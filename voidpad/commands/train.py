@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 from typer import Argument, Option
 
+from voidpad.commands.process import quick_interrupt
 from voidpad.commands.ui import counting, err, out
 from voidpad.errors import ConfigError
 
@@ -37,8 +38,9 @@ def train(
     file: str | None = Option(None, "--data", help="With --init: the prepared file."),
 ) -> None:
     """Train a model from a recipe."""
-    from voidpad.recipes import find_recipe
-    from voidpad.training import recipe as recipes
+    with quick_interrupt():
+        from voidpad.recipes import find_recipe
+        from voidpad.training import recipe as recipes
 
     if init is not None:
         recipes.write_starter(init, model=model, data=file)
@@ -48,10 +50,11 @@ def train(
         raise ConfigError("RECIPE is missing; name a TOML file, or write one with --init my.toml.")
     settings = recipes.read(find_recipe(recipe, "train"), change or [])
 
-    from transformers.utils import logging
+    with quick_interrupt():
+        from transformers.utils import logging
 
-    from voidpad.training import train as training
-    from voidpad.training.checkpoint import latest
+        from voidpad.training import train as training
+        from voidpad.training.checkpoint import latest
 
     logging.disable_progress_bar()  # transformers shows one for every file it writes
     first = os.environ.get("RANK", "0") == "0"

@@ -1,15 +1,20 @@
-"""What commands share on the terminal: a pair of consoles, progress bars, and records as tables or JSON."""
+"""What commands share on the terminal: a pair of consoles, progress bars, and records as tables, JSON or CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from voidpad.files import store
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -70,6 +75,19 @@ def _cell(value: Any) -> str:
 
 def print_json(value: Any) -> None:
     """One line of JSON. Numbers that JSON does not have (NaN, infinity) become null."""
+    print(json.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
     from pydantic_core import to_jsonable_python
 
-    print(json.dumps(to_jsonable_python(value, inf_nan_mode="null")))
+    return to_jsonable_python(value, inf_nan_mode="null")
+
+
+def write_csv(path: Path, records: Sequence[Record]) -> None:
+    """The records as a CSV file; None and NaN are empty cells."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_finite(records))
+    store(path, [text.getvalue()])

@@ -92,6 +92,20 @@ class Trajectory:
             "overflow": self.overflow,
         }
 
+    def passes(self) -> list[dict[str, object]]:
+        """The passes as records."""
+        return [
+            {
+                "row": self.trace.row,
+                "pass": moment.number,
+                "commits_left": moment.left,
+                "commits_right": moment.right,
+                "first_eos": None if moment.first_eos is None else moment.first_eos + 1,
+                "eos_share": round(moment.eos_share, 4),
+            }
+            for moment in self.moments
+        ]
+
     def probability(self, name: str) -> np.ndarray:
         """(passes, slots) of "p_eos", "p_void" or "top"; NaN where a pass had no such slot, or no record."""
         width = max(step.length for step in self.trace.passes)

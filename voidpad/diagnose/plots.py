@@ -65,6 +65,18 @@ def prior(curves: Sequence[Curves], *, title: str = "", least: int = LEAST) -> F
 
 
 @matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
+def lengths(prompt: Sequence[int], response: Sequence[int]) -> Figure:
+    """How long the prompts and responses of training data are, and F(m) of the responses."""
+    figure, (left, right) = _figure(9, 3.4, 2)
+    left.hist([prompt, response], bins=60, label=["prompt", "response"])
+    left.set(xlabel="tokens", ylabel="examples")
+    left.legend(frameon=False)
+    right.ecdf(response)
+    right.set(xlabel="m", ylabel="F(m)", ylim=(0, 1))
+    return figure
+
+
+@matplotlib.rc_context(LOOK)  # type: ignore[arg-type]
 def heat(some: Sequence[Trajectory]) -> Figure:
     """P(EOS) of every slot (across) at every pass (down), with what was written when."""
     figure, panels = _figure(4.2 * len(some) + 0.6, 4.2, len(some), share=True)

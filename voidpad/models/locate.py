@@ -117,21 +117,19 @@ class Source:
 
 def find_source(name: str | Path, adapter: str | Path | None = None, *, download: bool = True) -> Source:
     """What a model's name and its adapter's lead to. The name of an adapter alone leads to its base too."""
-    folder, base = locate(name, download=download), str(name)
-    tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
-    if is_adapter(folder):
-        other, tuned = tuned, _open_adapter(folder)
-        base = str(tuned.config.get("base_model_name_or_path") or "")
-        if other is not None:
-            raise ConfigError(
-                f"{name}: is an adapter itself; give its base{base and f', {base},'} as the model."
-            )
-        if not base:
-            raise WeightsError(
-                f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
-            )
-        folder = locate(base, download=download)
-    return Source(base, folder, tuned)
+    folder = locate(name, download=download)
+    if not is_adapter(folder):
+        tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
+        return Source(str(name), folder, tuned)
+    if adapter is not None:
+        raise ConfigError(f"{name}: is an adapter itself; name its base as the model.")
+    tuned = _open_adapter(folder)
+    base = tuned.config.get("base_model_name_or_path")
+    if not base:
+        raise WeightsError(
+            f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
+        )
+    return Source(base, locate(base, download=download), tuned)
 
 
 def _open_adapter(folder: Path) -> Adapter:
