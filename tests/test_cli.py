@@ -464,16 +464,12 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, models, tm
     complains(voidpad(f"calibrate --model {tmp_path}/bare --file {tmp_path}/prompts"), 1, "no VOID token")
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def test_models_and_adapters_that_are_not_there_or_damaged(voidpad, generate, folders, tmp_path):
     """What can be wrong with a folder is in test_damaged_folders.py."""
     complains(voidpad("generate hi --model tiny-nothing"), 1, "tiny-nothing")
     complains(generate(f"hi {SMALL} --adapter {tmp_path}/none"), 1, "no such folder")
     shutil.copytree(folders["llada"], tmp_path / "model")
-    truncate(tmp_path / "model" / "model.safetensors")
+    os.truncate(tmp_path / "model" / "model.safetensors", 1000)
     run = f"generate hi --model {tmp_path}/model {SMALL} --trace {tmp_path}/trace.jsonl"
     complains(voidpad(run), 1, "damaged safetensors")
     assert not (tmp_path / "trace.jsonl").exists()
@@ -495,7 +491,6 @@ def test_a_failure_leaves_an_existing_output_alone(generate, tmp_path):
         ("eval --tasks tiny_steps --limit 1 --canvas 32 --out here", "here"),
         ("merge tiny-void --out here/below", "here"),
         ("train --init here/x.toml", "here"),
-        ("demo --report here/x.html", "here"),
     ],
 )
 def test_what_cannot_be_written_is_named(voidpad, tmp_path, monkeypatch, command, named):
@@ -624,8 +619,6 @@ def test_merges_that_cannot_work_write_nothing(voidpad, folders, adapter, tmp_pa
     complains(
         voidpad(f"merge {folders['dream']} --adapter {adapter} --out {tmp_path}/m"), 1, "family 'llada'"
     )
-    truncate(adapter / "adapter_model.safetensors")
-    complains(voidpad(f"{run} {tmp_path}/m"), 1, "damaged safetensors")
     assert sorted(os.listdir(tmp_path)) == ["adapter", "taken"]
 
 
