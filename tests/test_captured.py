@@ -146,7 +146,7 @@ def test_bans_that_clients_make_up_take_no_memory_for_ever(graphs, monkeypatch):
         found, _ = run(Engine(denoise, model.roles, captured=taken), [[12, 13]], [one])
         assert found == run(Engine(PackedDenoiser(model.denoiser()), model.roles), [[12, 13]], [one])[0]
         assert len(taken._states) <= 2
-        assert denoise.graphs.captured
+        assert 0 < len(denoise.graphs.captured) <= 2  # graphs of forgotten states are forgotten, too
 
 
 @BOTH

@@ -111,7 +111,7 @@ def trial(number: int) -> Trial | None:
 def test_scores_from_classes_are_those_of_the_whole_distribution(score):
     """What a proposal says from classes of tokens, against the constrained marginals over all tokens."""
     roles, draw = case(0, ("fixed",)).roles, random.Random(score)
-    for seed in range(20):
+    for seed in range(12):
         own, width = compiled(small_expression(draw), roles), draw.randint(2, 9)
         if own.automaton.shortest > width:
             continue
@@ -203,7 +203,7 @@ def completable(automaton, slots: list[int], room: int, roles) -> bool:
 
 @pytest.mark.parametrize(
     ("numbers", "least"),
-    [(range(100), 50), pytest.param(range(100, 2000), 1000, marks=pytest.mark.slow)],
+    [(range(80), 40), pytest.param(range(80, 2000), 1000, marks=pytest.mark.slow)],
 )
 def test_answers_match_under_generated_patterns_and_plans(numbers, least):
     assert sum(check_trial(number) for number in numbers) > least
@@ -274,12 +274,12 @@ def test_a_text_longer_than_the_canvas_is_refused_with_both_numbers():
 def test_void_expansion_and_smart_crop_leave_room_for_the_shortest_text(name, fields):
     """However sure the model is that nothing stands there."""
     roles = case(0).roles
-    own = compiled("(?:ab|c){9}", roles)
+    own = compiled("(?:ab|c){8}", roles)
     for seed in range(5):
         toy = Toy(Chaos(roles, seed, 1.0, ((roles.eos, 9.0), (roles.void, 9.0))))
         (outcome,) = answers(toy, [[5]], roles, make_plan(name, block=4, **fields), constraints=[own])
-        assert outcome.canvas >= own.shortest > 4
-        assert re.fullmatch("(?:ab|c){9}", text_of(outcome.tokens, roles))
+        assert outcome.canvas >= 8  # four tokens, such as cc, and the end token
+        assert re.fullmatch("(?:ab|c){8}", text_of(outcome.tokens, roles))
 
 
 def test_a_closed_constraint_fills_its_slots_exactly():
