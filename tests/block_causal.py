@@ -26,7 +26,10 @@ def sdar(
     logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, slots: int, steps: int,
     rule: str, threshold: float = 1.0,
 ) -> tuple[list[int], list[int], int]:  # fmt: skip
-    """SDAR's loop: the final canvas, the answer up to its first stop id, and the denoising passes."""
+    """SDAR's loop: the final canvas, the answer up to its first stop id, and the denoising passes.
+
+    With the rule `dynamic` and `steps` that divide the block it is LLaDA2.0's loop at temperature 0 as well.
+    """
     total = -(-(len(prompt) + slots) // block) * block
     row = prompt + [mask] * (total - len(prompt))
     passes = 0
@@ -51,35 +54,6 @@ def sdar(
                 row[j] = seen[j][0]
             step += 1
         if any(token in ends for token in row[len(prompt) : start + block]):
-            break
-    answer = row[len(prompt) :]
-    return answer, _cut(answer, ends), passes
-
-
-def llada2(
-    logits: Logits, prompt: list[int], *, mask: int, ends: set[int], block: int, slots: int, steps: int,
-    threshold: float,
-) -> tuple[list[int], list[int], int]:  # fmt: skip
-    """LLaDA2.0's loop at temperature 0: the final canvas, the answer up to its first stop id, and the passes.
-
-    Blocks count from position 0. In each pass every mask of the open block whose best token is likelier than the
-    threshold is written if these are at least block // steps, else the block // steps likeliest.
-    """
-    length = (len(prompt) + slots + block - 1) // block * block
-    row = prompt + [mask] * (length - len(prompt))
-    passes = 0
-    for block_number in range(len(prompt) // block, length // block):
-        end = (block_number + 1) * block
-        while mask in row[end - block : end]:
-            best = guess(logits(row[:end]), mask)
-            passes += 1
-            open_slots = [place for place in range(end - block, end) if row[place] == mask]
-            sure = [place for place in open_slots if best[place][1] > threshold]
-            if len(sure) < block // steps:
-                sure = sorted(open_slots, key=lambda place: -best[place][1])[: block // steps]
-            for place in sure:
-                row[place] = best[place][0]
-        if ends & set(row[len(prompt) : end]):
             break
     answer = row[len(prompt) :]
     return answer, _cut(answer, ends), passes

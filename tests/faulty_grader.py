@@ -12,7 +12,7 @@ def spell(text, doc):
     if text == "die":
         os._exit(1)
     if text == "raise":
-        raise KeyError("\x1b[31m\ud800\n" + text)
+        raise KeyError(text)
     if text == "print":
         print("not a reply")
     return f"{text}/{doc['n']}"

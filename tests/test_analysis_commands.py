@@ -96,16 +96,15 @@ def test_eos_prior_refuses_foreign_data(folders, voidpad, tmp_path):
 @BOTH
 def test_overflow(family, folders, voidpad, tmp_path):
     plot, table, traces = (tmp_path / name for name in ("o.png", "o.csv", "o.jsonl"))
-    files = ("--plot", plot, "--csv", table)
     run = ("analyze", "overflow", "who is it", "why", "--model", folders / family, "--canvas", 16)
-    found = json.loads(voidpad(*run, "--blocks", "8,16", *files, "--json"))
+    found = json.loads(voidpad(*run, "--blocks", "8,16", "--plot", plot, "--json"))
     assert [rate["block"] for rate in found["blocks"]] == [8, 16]
     assert [one["block"] for one in found["trajectories"]] == [8, 16]
     assert found["verdict"].startswith(
         f"{found['blocks'][-1]['overflows']} of 2 answers overflow at block 16. "
     )
     assert "no usable VOID signal" in found["verdict"]
-    assert len(list(csv.DictReader(table.open()))) == 4
+    assert len(found["answers"]) == 4
     assert is_png(plot)
     decode = ("generate", "why", "who is it", "--model", folders / family, "--canvas", 16)
     voidpad(*decode, "--block", 8, "--trace", traces)
@@ -127,14 +126,14 @@ def test_overflow_judges_numbers(folders, voidpad, tmp_path):
 
 @pytest.mark.parametrize(("family", "queries"), [("llada", "masked"), ("dream", "all")])
 def test_attention(family, queries, folders, voidpad, tmp_path):
-    plot, table, file = (tmp_path / name for name in ("a.png", "a.csv", "q.jsonl"))
+    plot, file = tmp_path / "a.png", tmp_path / "q.jsonl"
     file.write_text('{"prompt": "a b", "answer": "7"}\n{"prompt": "c", "answer": "8"}\n')
     run = ("analyze", "attention", "--model", folders / family, "--queries", queries, "--file", file)
-    found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--csv", table, "--json"))
+    found = json.loads(voidpad(*run, "--canvas", 12, "--plot", plot, "--json"))
     assert [arm["right"] for arm in found["arms"]] == [0, 0]
     assert [one["block"] for one in found["answers"]] == [12] * 4  # block = canvas unless told otherwise
     assert is_png(plot)
-    assert [row["EOS"] for row in csv.DictReader(table.open())] == ["seen"] * 2 + ["hidden"] * 2
+    assert [row["EOS"] for row in found["answers"]] == ["seen"] * 2 + ["hidden"] * 2
     assert "hidden" in voidpad(*run, "--canvas", 12)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_causal import fast_dllm, llada2, llada21, sdar
+from block_causal import fast_dllm, llada21, sdar
 from cases import watch
 from toys import VOCAB, Toy, field_of
 from voidpad.decode import Plan, decode, describe
@@ -71,9 +71,6 @@ class Case:
         if self.preset == "small-blocks":
             more = {"small": fields["block"], "threshold": fields["high"]}
             return fast_dllm(self.logits, prompt, **common, **more)
-        if self.family == "llada2":
-            more = {"steps": fields["steps"], "threshold": fields["threshold"]}
-            return llada2(self.logits, prompt, **common, **more)
         more = {"steps": fields["steps"], "rule": self.preset, "threshold": fields.get("threshold", 1.0)}
         return sdar(self.logits, prompt, **common, **more)
 

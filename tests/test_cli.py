@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -55,10 +54,10 @@ def models(folders) -> dict[str, Model]:
 
 @pytest.fixture
 def generate(voidpad, folders):
-    """`voidpad generate OPTIONS` with a small random model."""
+    """`voidpad generate OPTIONS`, or another command, with a small random model."""
 
-    def run(options: str, *more: object, family: str = "llada", given: bytes = b""):
-        return voidpad(f"generate {options}", *more, "--model", folders[family], given=given)
+    def run(options: str, *more: object, family="llada", given=b"", command="generate"):
+        return voidpad(f"{command} {options}", *more, "--model", folders[family], given=given)
 
     return run
 
@@ -100,7 +99,7 @@ def test_a_command_has_few_options_and_names_the_way_to_the_others(voidpad, comm
     assert len(shown - {"--help"}) <= most
     ran = voidpad(f"{command} --entropy-bound 0.1")
     assert ran.status == 2
-    assert "--set entropy_bound=VALUE" in ran.err
+    assert "--set FIELD=VALUE" in ran.err
     assert "--set" not in voidpad("sweep --entropy-bound 0.1").err  # it has no --set
 
 
@@ -210,20 +209,17 @@ def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, folders, tmp_pa
     assert "plan:" not in named.err
 
 
-def test_an_empty_answer_names_the_command_that_explains_it(generate, voidpad, models):
+def test_an_empty_answer_names_what_helps_and_the_command_that_explains_it(generate, voidpad, models):
     roles = models["llada"].roles
     others = ",".join(str(token) for token in range(64) if token not in (roles.eos, roles.mask))
-    run = f"{SMALL} --set ban={others} --set trim=false"
-    hint, _, command = generate(f"'it is' {run}").err.splitlines()[-1].partition("; to see why: ")
+    run = f"'it is' {SMALL} --set ban={others} --set trim=false"
+    hint = generate(run).err.splitlines()[-1]
     assert "--plan eos-last" in hint
-    words = shlex.split(command)
-    assert words[:4] == ["voidpad", "analyze", "overflow", "it is"]
-    for option, value in (("--set", "trim=false"), ("--set", "canvas=8"), ("--plan", "original")):
-        assert words[words.index(value) - 1] == option
-    assert voidpad(shlex.join(words[1:])).status == 0
-    unknown = generate(f"'it is {chr(0x6F22)}' {run}").err
+    assert "analyze overflow" in hint
+    assert generate(run, command="analyze overflow").status == 0  # it takes the same options
+    unknown = generate(f"{chr(0x6F22)} {run}").err
     assert "the tokenizer does not know" in unknown
-    assert "to see why" not in unknown
+    assert "answer 0" not in unknown
 
 
 # Prompts
@@ -308,22 +304,20 @@ def test_the_live_view_draws_masks_and_written_eos(models):
     assert all(mark in drawn.file.getvalue() for mark in ("·", "⏹", "masked 0"))
 
 
-def test_a_chat_keeps_its_turns_and_draws_other_answers(voidpad, folders, models):
-    lines = b"hi\nso\n/again\n/gain\n/new\nhi \\\nso\n/help\n/quit\nnever\n"
+def test_a_chat_keeps_its_turns_until_a_new_one_begins(voidpad, folders, models):
+    lines = b"hi\nso\n/again\n/new\nhi \\\nso\n/help\n/quit\nnever\n"
     ran = voidpad(f"chat --model {folders['llada']} {SMALL} --temperature 1.5", given=lines)
     assert ran.status == 0, ran.err
 
-    def answer(*turns: str, seed: int) -> str:
+    def answer(*turns: str) -> str:
         chat = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
-        return models["llada"].generate([chat], canvas=8, block=4, temperature=1.5, seed=seed)[0].text
+        return models["llada"].generate([chat], canvas=8, block=4, temperature=1.5)[0].text
 
-    first = answer("hi", seed=0)
-    told = [first, answer("hi", first, "so", seed=0), answer("hi", first, "so", seed=1)]
-    assert told[1] != told[2]
-    told.append(answer("hi \nso", seed=1))
-    prompts = ("> ", "> ", "> ", "> > > . ")  # commands print nothing there; the last message has two lines
+    first = answer("hi")
+    told = [first, answer("hi", first, "so"), answer("hi \nso")]
+    prompts = ("> ", "> ", "> > > . ")  # commands print nothing there; the last message has two lines
     assert ran.out == "".join(map("{}{}\n".format, prompts, told)) + "> > "
-    assert "/gain is unknown" in ran.err
+    assert "/again is unknown" in ran.err
     assert ran.err.count("/new starts over") == 2  # the greeting, and /help
 
 
@@ -375,7 +369,6 @@ USAGE = {  # wrong options, and the name that the one line must have
     f"{SMALL} --set ban=99": "99",
     f"{SMALL} --set rows=0": "rows",
     f"{SMALL} --set block": "block",
-    f"{SMALL} --set block=4": "block",
     f"{SMALL} --cache all": "cache='all'",
     f"{SMALL} --dtype float8": "float8",
     f"{SMALL} --device warp": "warp",
@@ -425,7 +418,7 @@ def test_at_a_terminal_no_prompt_shows_an_example_of_each_task(monkeypatch, caps
 
 FILES = [
     (b"", ""),
-    (b"fine\nna\xefve\n", "line 2"),
+    (b"fine\nna\xefve\n", "UTF-8"),
     (b'{"prompt": "a"}\nplain text\n', "line 2"),
     (b'{"text": "a"}\n', "line 1"),
     (b'{"prompt": 7}\n', "line 1"),
@@ -445,10 +438,7 @@ def test_damaged_prompt_files(generate, tmp_path, content, named):
 def test_missing_prompt_files_and_wrong_conversations(generate, tmp_path):
     complains(generate(f"--file {tmp_path}/none"), 1, "none: no such file")
     complains(generate(f"--file {tmp_path}"), 1, "cannot be read (Is a directory)")
-    complains(generate("", "fine", "caf\udce9"), 1, "prompt 1: not UTF-8")
-    (tmp_path / "halves").write_text('{"prompt": "a\\ud800"}\n')
-    complains(generate(f"--file {tmp_path}/halves"), 1, "prompt 0: not UTF-8")
-    complains(generate("", given=b"caf\xe9"), 1, "standard input, line 1: not UTF-8")
+    complains(generate("", given=b"caf\xe9"), 1, "standard input: damaged UTF-8")
     turns = tmp_path / "turns.json"
     for content, status, named in (
         ("[", 1, "turns.json"),
@@ -474,16 +464,12 @@ def test_a_checkpoint_without_void_cannot_follow_a_void_plan(voidpad, models, tm
     complains(voidpad(f"calibrate --model {tmp_path}/bare --file {tmp_path}/prompts"), 1, "no VOID token")
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def test_models_and_adapters_that_are_not_there_or_damaged(voidpad, generate, folders, tmp_path):
     """What can be wrong with a folder is in test_damaged_folders.py."""
     complains(voidpad("generate hi --model tiny-nothing"), 1, "tiny-nothing")
     complains(generate(f"hi {SMALL} --adapter {tmp_path}/none"), 1, "no such folder")
     shutil.copytree(folders["llada"], tmp_path / "model")
-    truncate(tmp_path / "model" / "model.safetensors")
+    os.truncate(tmp_path / "model" / "model.safetensors", 1000)
     run = f"generate hi --model {tmp_path}/model {SMALL} --trace {tmp_path}/trace.jsonl"
     complains(voidpad(run), 1, "damaged safetensors")
     assert not (tmp_path / "trace.jsonl").exists()
@@ -505,7 +491,6 @@ def test_a_failure_leaves_an_existing_output_alone(generate, tmp_path):
         ("eval --tasks tiny_steps --limit 1 --canvas 32 --out here", "here"),
         ("merge tiny-void --out here/below", "here"),
         ("train --init here/x.toml", "here"),
-        ("demo --report here/x.html", "here"),
     ],
 )
 def test_what_cannot_be_written_is_named(voidpad, tmp_path, monkeypatch, command, named):
@@ -634,8 +619,6 @@ def test_merges_that_cannot_work_write_nothing(voidpad, folders, adapter, tmp_pa
     complains(
         voidpad(f"merge {folders['dream']} --adapter {adapter} --out {tmp_path}/m"), 1, "family 'llada'"
     )
-    truncate(adapter / "adapter_model.safetensors")
-    complains(voidpad(f"{run} {tmp_path}/m"), 1, "damaged safetensors")
     assert sorted(os.listdir(tmp_path)) == ["adapter", "taken"]
 
 

@@ -117,8 +117,6 @@ def test_what_is_no_constraint_is_refused(models):
         models["llada"].generate(["a", "b"], constraint=[None])
     with pytest.raises(ConstraintError):  # the characters are not in the vocabulary
         models["llada"].generate(["a"], constraint=choice(["中"]))
-    with pytest.raises(ConfigError):  # a choice that does not fit the canvas
-        models["llada"].decide("a", ["abc"], canvas=2)
     with pytest.raises(ConfigError):
         models["llada"].decide("a", [])
 

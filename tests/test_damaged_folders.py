@@ -103,6 +103,7 @@ def test_json_that_is_no_object(folder, content):
 @pytest.mark.parametrize(
     ("kind", "field", "value", "mention"),
     [
+        ("llada", "n_layers", 10**6, "layers"),
         ("dream", "num_hidden_layers", 3, "missing: model.layers.2"),
         ("dream", "vocab_size", 65, "for [65, 32]"),
         ("dream", "num_key_value_heads", 3, "config"),
@@ -139,6 +140,7 @@ def test_a_card_that_cannot_be(folder, changes, mention):
     "changes",
     [
         {"r": 3},
+        {"layer_replication": [[0, 2]]},
         {"trainable_token_indices": [10**9]},
         {"peft_type": "PREFIX_TUNING"},
         {"base_model_name_or_path": None},

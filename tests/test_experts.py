@@ -91,7 +91,7 @@ def test_an_adapter_of_the_experts_and_quantized_experts_are_refused(tmp_path):
     targets = ["q_proj", "gate_proj", "up_proj"]
     net = get_peft_model(load(tmp_path / "base").net, LoraConfig(r=2, target_modules=targets))
     net.save_pretrained(str(tmp_path / "adapter"))
-    with pytest.raises(WeightsError, match="adapts the experts"):
+    with pytest.raises(WeightsError, match=r"target_parameters"):
         load(tmp_path / "base", tmp_path / "adapter")
     path = tmp_path / "adapter" / "adapter_config.json"
     changed = {"target_parameters": None, "target_modules": targets, "rank_pattern": {}}

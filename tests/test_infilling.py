@@ -12,7 +12,7 @@ from voidpad import choice, regex
 from voidpad.diagnose import trace
 from voidpad.errors import ConfigError
 from voidpad.models import random_model, save
-from voidpad.models.fill import Gap, baseline, parse_template
+from voidpad.models.fill import Gap, _surest_length, baseline, parse_template
 
 BOTH = pytest.mark.parametrize("family", ["llada", "dream"])
 
@@ -64,19 +64,16 @@ def test_gaps_obey_their_constraints(models, family):
         model.fill("to [[gap:2]]", constraint=choice(["Oslo"]))
 
 
-def test_the_length_that_is_surest_is_chosen(models, monkeypatch):
+def test_the_length_that_is_surest_is_chosen():
     """A network that is sure of exactly seven slots: `cal` finds the seven from its start at eight."""
-    from voidpad.models import fill as module
 
-    def first_pass(model, rows, begin, sizes):
+    def probe(sizes):
         p = torch.zeros(len(sizes), max(sizes), 8, dtype=torch.double)
         for row, size in enumerate(sizes):
             p[row, :size, 0] = baseline(size) * (1.3 - 0.05 * abs(size - 7))
         return p
 
-    monkeypatch.setattr(module, "_first_pass", first_pass)
-    texts, gaps = [[5], [6]], [Gap(1, 20)]
-    assert module._lengths(models["llada"], texts, gaps, "cal", 16, lambda probe: probe())[0] == [7]
+    assert _surest_length(probe, Gap(1, 20))[0] == 7
 
 
 def test_the_command_fills_a_file(models, tmp_path, voidpad):

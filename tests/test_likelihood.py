@@ -41,12 +41,6 @@ def test_context_free_probabilities_give_the_exact_likelihood(model):
     assert found == pytest.approx(3 * float(table.log_softmax(0)[20]))
 
 
-def test_one_token_needs_no_sampling(model):
-    pair = ([12, 13, 14], [20])
-    exact = estimate(model.denoiser(), model.roles, pair, torch.tensor([[True]]), tokens=99)
-    assert Bound(model, samples=3)._estimate(pair) == pytest.approx(exact)
-
-
 def test_samples_approach_the_expectation(model):
     pair = ([12, 13, 14], [20, 31, 22])
     exact = estimate(model.denoiser(), model.roles, pair, every_hiding(3), tokens=1 << 16)

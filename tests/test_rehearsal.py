@@ -5,7 +5,6 @@ import re
 import pytest
 
 from studies.paper.measured import pairs
-from studies.paper.numbers import FILE
 from studies.paper.rehearse import random_adapter, random_release, rehearse
 from voidpad.experiments.report.frame import frame
 from voidpad.models import DREAM, LLADA, load
@@ -51,12 +50,3 @@ def test_table_4_from_random_weights(data_dir, all_layers, weights, capsys):
     report = (weights / "paper-table4-report" / "report.md").read_text()
     assert "have not finished" not in report
     assert "| dream-7b-instruct |" in report
-
-
-def test_every_table_of_the_page_has_its_command():
-    """docs/reproduce.md has a command for each recipe of the paper, spelled so that it runs."""
-    root = FILE.parents[2]
-    page = (root / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    given = re.findall(r"^voidpad sweep (paper-[\w-]+) (.*)$", page, flags=re.MULTILINE)
-    recipes = {path.stem for path in (root / "voidpad" / "recipes" / "sweeps").glob("paper-*.toml")}
-    assert {name for name, _ in given} == recipes

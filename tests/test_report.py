@@ -23,7 +23,7 @@ from voidpad.evaluate import EvalConfig
 from voidpad.experiments.report.figures import plots
 from voidpad.experiments.report.frame import frame, graded, read, select
 from voidpad.experiments.report.layout import METRICS, FigureLayout, TableLayout
-from voidpad.experiments.report.pages import as_html, as_markdown, as_verdicts, md, origins, report
+from voidpad.experiments.report.pages import as_html, as_markdown, as_verdicts, origins, report
 from voidpad.experiments.report.tables import build
 from voidpad.experiments.sweep_recipe import SweepCell, cells
 from voidpad.experiments.sweep_recipe import read as read_recipe
@@ -278,13 +278,6 @@ def test_provenance_names_what_made_the_numbers(paper_runs):
     rounded = {"device": "NVIDIA H200", "device_count": 2, "tf32": True}
     first = rows[:1].assign(provenance=[{**rows["provenance"][0], **rounded}])
     assert "device NVIDIA H200, device_count 2, tf32 True" in dict(origins(first))["Made with"]
-
-
-def test_text_is_escaped():
-    assert (
-        tex(r"a_b 5% {x} \ – ~^") == r"a\_b 5\% \{x\} \textbackslash{} -- \textasciitilde{}\textasciicircum{}"
-    )
-    assert md("a_b _c_ 5*6 `d` x|y <e> [f] [g](h)\n\\") == r"a_b \_c\_ 5\*6 \`d\` x\|y \<e> [f] [g\](h)\\n\\"
 
 
 HOSTILE_NAME = (

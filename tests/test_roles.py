@@ -6,11 +6,10 @@ from transformers import Qwen2Tokenizer
 from voidpad.errors import RoleError
 from voidpad.files import read_json
 from voidpad.models.families import DREAM, FAMILIES
+from voidpad.models.families.dream import AUTHORS_RAINBOW
 from voidpad.roles import Roles, build, resolve
 
 DREAM_ROWS = 152064
-# The entries of the paper's Dream runs: long runs of spaces, renamed <pad_0> .. <pad_6> in the authors' vocab.json.
-AUTHORS_RAINBOW = (56940, 86766, 79871, 65271, 51475, 95429, 97417)
 
 
 @pytest.fixture(scope="module")

@@ -353,7 +353,9 @@ MALFORMED = {
     "stream_options.x": [{"stream": True, "stream_options": {"x": 1}}],
     "logprobs": [3],
     "top_logprobs": [3, *({"logprobs": True, "top_logprobs": count} for count in (99, *HUGE))],
-    "logit_bias": [[1], *({"logit_bias": one} for one in ({"5": 1}, {"x": -100}, {"999999": -100}))],
+    "logit_bias": [[1], {"logit_bias": {"999999": -100}}],
+    "logit_bias.5": [{"logit_bias": {"5": bias}} for bias in (1, -100.5, "x", True, *HUGE)],
+    "logit_bias.x.[key]": [{"logit_bias": {"x": -100}}],
     "tools[0].function": [{"tools": [{"type": "function"}]}],
     "frequency_penalty": [0.5],
     "best_of": [2],
@@ -365,7 +367,10 @@ MALFORMED = {
     "voidpad.template": [{"voidpad": {"template": "a [[gap]]"}}],
     "voidpad.special_tokens": [{"voidpad": {"special_tokens": True}}],
     "voidpad.block": [{"voidpad": {"block": 7.5}}],
-    "voidpad.sparkle": [{"voidpad": {"sparkle": 1}}],
+    **{
+        f"voidpad.{name}": [{"voidpad": {name: value}}]
+        for name, value in {"sparkle": 1, "name": "x", "self": 1, "defaults": {}, "calibration": {}}.items()
+    },
     "voidpad.cut": [{"voidpad": {"cut": False}}],
     "voidpad.canvas": [{"voidpad": {"canvas": canvas}} for canvas in (True, 99968)],
     "voidpad.canvas_events": [{"voidpad": {"canvas_events": True}}],
@@ -426,6 +431,9 @@ BODIES = {
     "a key twice": b'{"model": "tiny-void", "model": "other"}',
     "a long number": b'{"model": "tiny-void", "seed": ' + b"9" * 10_000 + b"}",
     "NUL": b'{"model": "tiny\\u0000void"}',
+    "a lone surrogate": json.dumps({**ASKED, "user": "\ud800"}).encode(),
+    "a lone surrogate in a key": json.dumps({**ASKED, "\ud800": 1}).encode(),
+    "a lone surrogate below": json.dumps({**ASKED, "voidpad": {"\udfff": 1}}).encode(),
 }
 
 

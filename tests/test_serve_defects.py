@@ -27,11 +27,6 @@ WHOLE_HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 # Hostile bodies
 
-ODD = {
-    "name": "x", "self": 1, "defaults": {}, "calibration": {}, "ban": {"a": [1]}, "mute": [[1]], "delimiters": 5,
-    "cut": False, "block": 7.5, "sparkle": 1, "\x1b[2J": 1,
-}  # fmt: skip
-
 
 def test_every_number_of_a_plan_is_bounded_where_it_is_declared(running):
     """Numbers of 31 and 301 digits once ended the process."""
@@ -50,32 +45,6 @@ def test_every_number_of_a_plan_is_bounded_where_it_is_declared(running):
             assert reply.status_code == 400
             assert reply.json()["error"]["param"].endswith(name)
     assert running.post(SHORT).status_code == 200
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_field_of_a_plan_is_refused_by_its_name(running, name):
-    reply = running.post({**SHORT, "voidpad": {name: ODD[name]}})
-    assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["param"].startswith("voidpad")
-    assert reply.json()["error"]["message"].isprintable()
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        '"user": "\\ud800"',
-        '"stop": "\\udfff"',
-        '"\\ud800": 1',
-        '"voidpad": {"plan": "\\ud800"}',
-        '"voidpad": {"\\ud800": 1}',
-        '"messages": [{"role": "user", "content": "\\ud800"}]',
-        '"structured_outputs": {"regex": "\\ud800"}',
-        '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "\\ud800"}}}',
-    ],
-)
-def test_lone_surrogates_are_refused(running, field):
-    body = '{"model": "tiny-void", "messages": [{"role": "user", "content": "x"}], ' + field + "}"
-    assert running.post(body.encode()).status_code == 400
 
 
 def test_long_texts_are_refused_by_their_characters_before_they_are_tokenized(running):

@@ -151,7 +151,7 @@ def test_a_port_in_use_is_one_line_before_weights_are_read():
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(VoidpadError, match=f"port {port} of 127.0.0.1 is in use"):
+        with pytest.raises(VoidpadError, match=f"port {port} of 127.0.0.1: Address already in use"):
             serve(too_late, ServeOptions(port=port))
 
 

@@ -139,28 +139,30 @@ def test_logprobs_stay_beside_their_tokens():
     assert [one.id for one in answer.logprobs] == answer.ids == list(b"ab")
 
 
+async def events_during_which_the_engine_goes_on(live, first):
+    """The JSON of all events, and what follows the last; text comes after `first` events and while one is sent."""
+    [choice], stream = live.choices, live.events()
+    found = [await anext(stream) for _ in range(first)]
+    choice.feed(b"sum ")
+    live.changed.set()
+    found.append(await anext(stream))  # "sum "; the rest comes before the stream is asked to go on
+    choice.feed([*b"is 4", END])
+    live.records.append((0, {"record": "end"}))
+    choice.report = {"passes_decode": 3}
+    live.changed.set()
+    found += [piece async for piece in stream]
+    events = [event.partition(b"data: ")[2] for event in b"".join(found).split(b"\n\n")]
+    return [json.loads(event) for event in events if event.startswith(b"{")], events[-2:]
+
+
+SERVED = SimpleNamespace(rules=BYTES, name="m", fingerprint="vp_0")
+
+
 def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
-    """While a chunk is being sent the engine may finish the answer: what it wrote then still goes out."""
-
-    async def chunks():
-        served = SimpleNamespace(rules=BYTES, name="m", fingerprint="vp_0")
-        body = ChatBody(model="m", messages=[{"role": "user", "content": "x"}], stream=True)
-        live = LiveRequest(body, served, "void", Plan(), 0, [[1]])
-        [choice], stream = live.choices, live.events()
-        found = [await anext(stream)]  # the role
-        choice.feed(b"sum ")
-        live.changed.set()
-        found.append(await anext(stream))  # "sum "; the rest comes before the stream is asked to go on
-        choice.feed([*b"is 4", END])
-        live.records.append((0, {"record": "end"}))
-        choice.report = {"passes_decode": 3}
-        live.changed.set()
-        found += [piece async for piece in stream]
-        *events, done, rest = b"".join(found).split(b"\n\n")
-        assert (done, rest) == (b"data: [DONE]", b"")
-        return [json.loads(one.removeprefix(b"data: ")) for one in events]
-
-    found = asyncio.run(chunks())
+    body = ChatBody(model="m", messages=[{"role": "user", "content": "x"}], stream=True)
+    live = LiveRequest(body, SERVED, "void", Plan(), 0, [[1]])
+    found, ended = asyncio.run(events_during_which_the_engine_goes_on(live, 1))
+    assert ended == [b"[DONE]", b""]
     choices = [chunk["choices"][0] for chunk in found if chunk["choices"]]
     assert [choice["delta"].get("content", "") for choice in choices] == ["", "sum ", "is 4", ""]
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
@@ -168,22 +170,7 @@ def test_a_stream_ends_only_after_all_text_that_came_while_it_was_sent():
 
 
 def test_the_events_of_a_response_hold_all_text_that_came_while_they_were_sent():
-    async def events():
-        served = SimpleNamespace(rules=BYTES, name="m")
-        live = LiveResponse(
-            ResponsesBody(model="m", input="x", stream=True), served, "void", Plan(), 0, [[1]]
-        )
-        stream = live.events()
-        found = [await anext(stream) for _ in range(4)]
-        live.choice.feed(b"sum ")
-        live.changed.set()
-        found.append(await anext(stream))
-        live.choice.feed([*b"is 4", END])
-        live.choice.report = {}
-        live.changed.set()
-        found += [piece async for piece in stream]
-        return [json.loads(event.split(b"data: ")[1]) for event in found]
-
-    found = asyncio.run(events())
+    live = LiveResponse(ResponsesBody(model="m", input="x", stream=True), SERVED, "void", Plan(), 0, [[1]])
+    found, _ = asyncio.run(events_during_which_the_engine_goes_on(live, 4))
     assert [one["delta"] for one in found if one["type"] == "response.output_text.delta"] == ["sum ", "is 4"]
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == "sum is 4"

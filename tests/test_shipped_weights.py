@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from voidpad.builtin.chat import is_reply
+from studies.builtin.chat import is_reply
 from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout
 from voidpad.models import load, merge
 from voidpad.models.locate import BUILT_IN_FAMILIES

@@ -124,13 +124,13 @@ def test_an_interrupt_while_modules_load_is_one_line(code, command):
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "voidpad: interrupted\n")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("recipes",)])
-def test_a_reader_that_has_gone_is_no_error(arguments):
+@pytest.mark.parametrize("command", ["--help", "recipes"])
+def test_a_reader_that_has_gone_is_no_error(command):
     """As in `voidpad --help | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as gone:
-        ran = python("", *arguments, stdout=gone)
+        ran = python("", command, stdout=gone)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

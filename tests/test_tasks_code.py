@@ -135,67 +135,46 @@ def test_mbpp_entry_point_and_checks():
     assert mbpp.checks(doc) == "import math\nassert (g(2)) == 4\nassert 2\nassert 3"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n = int(input())\ndef f(n):\n    return n + 1\nprint(f(n))",
-        "a, b = 1, 2\ndef f(x):\n    return x + a",
-        "t = [0] * 3\nfor i in range(3):\n    t[i] = i\ndef f(x):\n    return t[2]",
-        "x = 1\nx += 1\ndef f(y):\n    return x",
-        "class A:\n    b = 1\ndef f(x):\n    return x + A.b",
-        "def f(x):\n    return x + 1\ndef other(x: Missing):\n    return x\nassert f(1) == 3",
-        "def f(x):\n    return x + 1\ndef main():\n    while True:\n        f(1)\nif __name__:\n    main()",
-        "def g(x):\n    return x + 1\nf = g\nraise SystemExit",
-    ],
-)
-def test_our_program_runs_what_is_needed_and_survives_the_rest(text):
-    assert passes(program(text, entry="f"), humaneval.checks(F))
-
-
 def test_our_program_puts_future_imports_first():
     source = program("import os\nfrom __future__ import annotations\ndef f(): ...", entry="f")
     assert source.startswith("from __future__ import annotations\n")
     compile(source, "program", "exec")
 
 
-def test_deep_nesting_is_no_program_and_no_crash():
-    for grade in HUMANEVAL:
-        grade("x = " + "(" * 5000 + ")" * 5000, F)
-        grade("x = " + "-" * 100_000 + "1", F)
-        grade("x = '\x00'", F)
-
-
 # Answers that a cleaner may spoil
 
-TABLES = {
-    "a method of the table": "table = []\nfor n in range(9):\n    table.append(n + 1)",
-    "a loose call": "table = [0]\ntable.extend(range(2, 10))\ntable[0] = 1",
-    "a function that is given the table": "def fill(t):\n    t.extend(range(1, 10))\ntable = []\nfill(table)",
-    "a function that knows the table": "table = []\ndef fill():\n    table.extend(range(1, 10))\nfill()",
-    "a global": "table = None\ndef fill():\n    global table\n    table = list(range(1, 10))\nfill()",
-    "a dictionary": "table = {}\ntable.update({n: n + 1 for n in range(9)})",
-    "a module's function": "import heapq\ntable = list(range(1, 10))\nheapq.heapify(table)",
-}
+TABLES = [
+    "table = []\nfor n in range(9):\n    table.append(n + 1)",
+    "table = [0]\ntable.extend(range(2, 10))\ntable[0] = 1",
+    "def fill(t):\n    t.extend(range(1, 10))\ntable = []\nfill(table)",
+    "table = []\ndef fill():\n    table.extend(range(1, 10))\nfill()",
+    "table = None\ndef fill():\n    global table\n    table = list(range(1, 10))\nfill()",
+    "table = {}\ntable.update({n: n + 1 for n in range(9)})",
+    "import heapq\ntable = list(range(1, 10))\nheapq.heapify(table)",
+]
+PROGRAMS = [
+    "n = int(input())\ndef f(n):\n    return n + 1\nprint(f(n))",
+    "a, b = 1, 2\ndef f(x):\n    return x + a",
+    "t = [0] * 3\nfor i in range(3):\n    t[i] = i\ndef f(x):\n    return t[2]",
+    "x = 1\nx += 1\ndef f(y):\n    return x",
+    "class A:\n    b = 1\ndef f(x):\n    return x + A.b",
+    "def f(x):\n    return x + 1\ndef other(x: Missing):\n    return x\nassert f(1) == 3",
+    "def f(x):\n    return x + 1\ndef main():\n    while True:\n        f(1)\nif __name__:\n    main()",
+    "def g(x):\n    return x + 1\nf = g\nraise SystemExit",
+    # Statements that fill a table.
+    *(f"{table}\ndef f(x):\n    return table[x]\nprint(f(int(input())))\nmain()" for table in TABLES),
+    # An entry point inside a block.
+    "if True:\n    def f(x):\n        return x + 1",
+    "import sys\nif sys.version_info > (3,):\n    def f(x):\n        return x + 1\nelse:\n    f = None",
+    "try:\n    from nowhere import f\nexcept ImportError:\n    def f(x):\n        return x + 1",
+    "try:\n    from nowhere import one\nexcept ImportError:\n    one = 1\ndef f(x):\n    return x + one",
+]
 
 
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_statements_that_fill_a_table_stay(table):
-    answer = f"```python\n{table}\ndef f(x):\n    return table[x]\nprint(f(int(input())))\nmain()\n```"
-    source = humaneval.voidpad_program(answer, F)
-    assert passes(source, humaneval.checks(F)), source
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "if True:\n    def f(x):\n        return x + 1",
-        "import sys\nif sys.version_info > (3,):\n    def f(x):\n        return x + 1\nelse:\n    f = None",
-        "try:\n    from nowhere import f\nexcept ImportError:\n    def f(x):\n        return x + 1",
-        "try:\n    from nowhere import one\nexcept ImportError:\n    one = 1\ndef f(x):\n    return x + one",
-    ],
-)
-def test_an_entry_point_inside_a_block_stays(answer):
-    assert passes(humaneval.voidpad_program(f"```python\n{answer}\n```", F), humaneval.checks(F))
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_our_program_runs_what_is_needed_and_survives_the_rest(text):
+    for source in (program(text, entry="f"), humaneval.voidpad_program(f"```python\n{text}\n```", F)):
+        assert passes(source, humaneval.checks(F)), source
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,7 @@ def test_children_grade_in_order_and_faults_cost_one_answer_each():
     results = grade([[text] for text in texts], [{"n": n} for n in range(len(texts))])
     assert [results[n] for n in (0, 2, 6, 7, 8)] == ["a/0", "b/2", "print/6", "\ud800\0/7", "c/8"]
     assert "over 3 seconds" in results[1]
-    assert "KeyError" in results[3]
-    assert results[3].isprintable()
-    assert "MemoryError" in results[4]
+    assert results[3:5] == ["wrong: KeyError", "wrong: MemoryError"]
     assert "grading was stopped" in results[5]
     assert grade([], []) == []
 
@@ -109,5 +107,5 @@ def test_a_child_imports_what_its_parent_imports(tmp_path, monkeypatch):
 
 def test_a_program_that_cannot_be_made_says_why():
     (source,) = isolated(spell, no_program)([["raise"]], [{}])
-    with pytest.raises(ValueError, match="the answer is not a program: KeyError"):
+    with pytest.raises(ValueError, match=r"the answer is not a program: KeyError$"):
         exec(source)

@@ -52,7 +52,7 @@ def _host(one):
 @pytest.mark.parametrize("lora", [None, {"r": 4, "dropout": 0.0}], ids=["full", "lora"])
 def test_gradients_do_not_depend_on_passes(folder, lora, monkeypatch):
     """In bfloat16 the variable-length kernel and the padded one round differently, and no more than that."""
-    monkeypatch.setattr(setup, "LARGE", 0)
+    monkeypatch.setattr(setup, "END_TO_END_PARAMETERS", 0)
     found = {}
     for attention in (None, "sdpa"):  # rows end to end, and padded
         parts = {
@@ -84,7 +84,7 @@ def test_bfloat16_follows_float32(folder, compile):
 
 def test_compiled_layers_settle(folder, monkeypatch):
     """Passes of many lengths share a few graphs: none is compiled after the first 50 updates."""
-    monkeypatch.setattr(setup, "LARGE", 0)
+    monkeypatch.setattr(setup, "END_TO_END_PARAMETERS", 0)
     run = {"compile": True, "bf16": "on", "pass_tokens": 512, "global_batch": 20}
     one = Run(recipe(folder, padding={"width": "window", "window": [16, 96]}, run=run))
     assert one.passes.limit.end_to_end

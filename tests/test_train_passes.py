@@ -230,7 +230,7 @@ def test_a_row_that_does_not_fit_is_checkpointed_and_then_refused(folder):
 
 def test_large_passes_are_halved_before_layers_are_recomputed(folder, monkeypatch):
     """A pass below what a GPU computes at full speed is not halved again while recomputing can make room."""
-    monkeypatch.setattr("voidpad.training.setup.ON_GPU", 60)
+    monkeypatch.setattr("voidpad.training.setup.LEAST_GPU_TOKENS", 60)
     run = Run(recipe(folder))
     whole = sum(one.ids.numel() for one in run.passes[0])
     seen = []

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from voidpad.errors import RoleError, shown
+from voidpad.errors import RoleError
 
 VOID_NAME = "<|void|>"
 RAINBOW_NAMES = tuple(f"<|rainbow_{n}|>" for n in range(1, 7))  # rainbow token 0 is VOID itself
@@ -40,11 +40,6 @@ class Roles:
         for name in ("ends", "rainbow", "never"):  # JSON and the command line give lists, or one id
             given = getattr(self, name) or ()
             object.__setattr__(self, name, (given,) if isinstance(given, int) else tuple(given))
-        single = [i for i in (self.mask, self.eos, self.void) if i is not None]
-        several = (*self.ends, *self.rainbow, *self.never)
-        wrong = [i for i in (*single, *several) if type(i) is not int or i < 0]
-        if wrong:
-            raise RoleError(f"role id {shown(wrong[0])} is not a token id; give whole numbers from 0.")
         if self.eos not in self.ends:
             object.__setattr__(self, "ends", (self.eos, *self.ends))
         clash = {self.mask, self.eos} & ({self.void, *self.rainbow, *self.never} - {None})

@@ -15,8 +15,9 @@ from random import Random
 import numpy as np
 import torch
 
+from studies.builtin.chat import TRAINED
 from voidpad.builtin.problems import GAP, Problem, Task, between, weighted
-from voidpad.builtin.tasks import CANVAS, EVERY
+from voidpad.builtin.tasks import CANVAS
 from voidpad.builtin.tokenizer import ROLES, tokenizer, wrap
 from voidpad.training import prepared as data
 from voidpad.training.prepared import Pairs
@@ -61,7 +62,7 @@ def examples(count: int, rng: Random, *, void_gaps: bool = False) -> Iterator[tu
     """Training problems with their texts: what is given and what is answered, in turn. Test prompts never occur."""
     names, parts = zip(*shares(void_gaps).items(), strict=True)
     for _ in range(count):
-        problem, answer = drawn(EVERY[names[weighted(rng, parts)]], rng)
+        problem, answer = drawn(TRAINED[names[weighted(rng, parts)]], rng)
         if problem.gaps:
             given = problem.prompt.split(GAP)
             yield problem, [*chain.from_iterable(zip(given, problem.gaps, strict=False)), given[-1]]

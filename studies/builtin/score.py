@@ -33,9 +33,10 @@ from typing import Any
 
 import torch
 
+from studies.builtin.chat import CHAT, TRAINED
 from studies.structured import RULES, constraint_of, tail_of_weight_one, valid
 from voidpad.builtin.problems import GAP, Problem
-from voidpad.builtin.tasks import CANVAS, EVERY, TASKS, check, heldout
+from voidpad.builtin.tasks import CANVAS, TASKS, check, heldout
 from voidpad.builtin.words import PEOPLE, PLACES, THINGS, VERBS
 from voidpad.commands.prompts import builtin_prompts
 from voidpad.engine.speed import SPEEDS
@@ -85,7 +86,7 @@ def cells() -> Iterator[tuple[Cell, int]]:
         for block, arm, task, family in product(blocks, arms, tasks, families):
             yield Cell(family, arm, PLANS[arm], task, block)
 
-    chat = [name for name in EVERY if name != "tiny_fill"]  # asked in a chat
+    chat = [name for name in TRAINED if name != "tiny_fill"]  # asked in a chat
     yield from ((Cell(family, "void", "calibrate", "tiny_steps"), 1) for family in families)
     yield from ((cell, 1) for cell in plain(("instruct", "void"), (32, CANVAS), chat))
     yield from ((Cell(family, "instruct", "true", "tiny_fill"), 4) for family in families)
@@ -211,7 +212,7 @@ def piece(job: tuple[Cell, int, int, Path, tuple[str | None, str, str]]) -> str:
     try:
         model, weights = opened(given, cell.family, cell.arm, cell.dtype)
         thresholds = path.parent / f"{Cell(cell.family, 'void', 'calibrate', 'tiny_steps').name}.0.jsonl"
-        problems = heldout(cell.task, last)[first:]
+        problems = heldout(TRAINED[cell.task], last)[first:]
         with torch.inference_mode():
             lines = answered(model, cell, problems, thresholds)
     except Exception:
@@ -295,7 +296,7 @@ def copied(problem: Problem, text: str, known: frozenset[str]) -> bool:
 def phrases(count: int = 400) -> frozenset[str]:
     """Words of the tasks' own phrases: those that stand in many answers and are no names."""
     rng, seen = Random("phrases"), defaultdict[str, set[int]](set)
-    for name, task in EVERY.items():
+    for name, task in TRAINED.items():
         for number in range(count):
             problem = task.sample(rng)
             given = set(WORD.findall(problem.whole))
@@ -312,10 +313,14 @@ def read(path: Path) -> list[Line]:
 def judge(options: argparse.Namespace) -> None:
     """Add the verdicts that are missing, file by file."""
     known, sandbox = phrases(), Sandbox()
-    problems = cache(lambda task: heldout(task, COUNT))
+    problems = cache(lambda task: heldout(TRAINED[task], COUNT))
     wanted = cache(lambda index: constraint_of(problems("tiny_json")[index]))
-    # Many cells give a problem the same answer: it is judged once.
-    right = cache(lambda task, index, text: int(check(problems(task)[index], text, sandbox)))
+
+    @cache  # many cells give a problem the same answer
+    def right(task: str, index: int, text: str) -> int:
+        problem = problems(task)[index]
+        return int(CHAT.right(problem, text) if task == CHAT.name else check(problem, text, sandbox))
+
     for path in sorted(options.out.glob("*.jsonl")):
         lines = read(path)
         if "index" not in lines[0] or "text" not in lines[0] or "right" in lines[-1]:

@@ -12,9 +12,9 @@ from random import Random
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from studies.builtin.chat import TRAINED
 from voidpad.builtin import words
 from voidpad.builtin.problems import PIECE
-from voidpad.builtin.tasks import EVERY
 from voidpad.builtin.tokenizer import SPECIAL, as_transformers
 
 SIZE, PAIRS = 608, 72
@@ -38,9 +38,9 @@ def texts(count: int, seed: int) -> Iterable[str]:
     rng = Random(seed)
     for name, share in SHARES.items():
         for _ in range(int(count * share)):
-            problem = EVERY[name].draw(rng)
+            problem = TRAINED[name].draw(rng)
             yield problem.whole
-            yield EVERY[name].answer(problem, rng)
+            yield TRAINED[name].answer(problem, rng)
 
 
 def byte_letters() -> dict[int, str]:

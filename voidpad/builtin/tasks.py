@@ -4,7 +4,6 @@ import ast
 from random import Random
 from typing import Any
 
-from voidpad.builtin.chat import CHAT
 from voidpad.builtin.fills import FILL, kept
 from voidpad.builtin.notes import JSON
 from voidpad.builtin.numbers import EXPR, STEPS
@@ -13,18 +12,18 @@ from voidpad.builtin.programs import COMPLETE, WRITE
 from voidpad.builtin.searches import SEARCH
 from voidpad.builtin.turns import TURNS
 
-# Tasks that are asked in a chat and scored. `tiny_fill` is a text with gaps; `tiny_chat`, small talk, is no benchmark.
 TASKS: dict[str, Task] = {task.name: task for task in (STEPS, EXPR, COMPLETE, WRITE, JSON, SEARCH, TURNS)}
-EVERY: dict[str, Task] = TASKS | {task.name: task for task in (FILL, CHAT)}
+EVERY: dict[str, Task] = TASKS | {FILL.name: FILL}  # TASKS are asked in a chat; FILL is a text with gaps
 CANVAS = 256  # slots; a multiple of every block size we report (16, 32, 64, 128, 256)
 
 
-def heldout(name: str, count: int) -> list[Problem]:
+def heldout(task: str | Task, count: int) -> list[Problem]:
     """The first `count` different test problems of a task."""
-    rng = Random(f"{name} test 0")
+    task = EVERY[task] if isinstance(task, str) else task
+    rng = Random(f"{task.name} test 0")
     problems: dict[str, Problem] = {}
     while len(problems) < count:
-        problem = EVERY[name].sample(rng, split="test")
+        problem = task.sample(rng, split="test")
         problems.setdefault(problem.whole, problem)
     return list(problems.values())
 

@@ -60,11 +60,11 @@ class FindingOptions:
     csv: Path | None = Option(None, help="write the numbers to this file")
     as_json: AsJson = False
 
-    def write(self, records: Sequence[Record], picture: Callable[[Any], Any] | None = None) -> None:
+    def write(self, records: Sequence[Record], picture: Callable[[Any], Any]) -> None:
         """The records as CSV and the picture, those that are asked for; `picture` draws with diagnose/plots.py."""
         if self.csv is not None:
             write_csv(self.csv, records)
-        if self.plot is not None and picture is not None:
+        if self.plot is not None:
             from voidpad.diagnose import plots  # imports matplotlib
 
             plots.save(picture(plots), self.plot)
@@ -223,7 +223,6 @@ def overflow(
         adapter=source.adapter,
         plan=name,
         canvas=decoding.canvas,
-        adapted=model.adapted,
     )
     if findings.as_json:
         found = {"model": model.name, "blocks": shares, "void_tail": void, "verdict": said, "advice": advised}

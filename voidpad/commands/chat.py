@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "/new": "starts over",
-    "/again": "draws another answer",
     "/help": "prints these lines",
     "/quit": "ends the chat, as Ctrl-D and an empty line do",
 }
@@ -50,39 +49,27 @@ def chat(
     _take_pasted_lines()
     turns: list[dict[str, str]] = []
     while (text := _typed()) not in ("", "/quit"):
-        if re.match(r"/\w*(\s|$)", text) and text not in COMMANDS:
-            err.print(
-                f"{text.split()[0]} is unknown; use one of {', '.join(COMMANDS)}",
-                style="yellow",
-                markup=False,
-            )
-            continue
-        if text == "/help":
-            note(HELP)
-            continue
         if text == "/new":
             turns = []
             continue
-        if text == "/again":
-            if not turns:
-                continue
-            turns, seed = turns[:-1], seed + 1
-        else:
-            turns.append({"role": "user", "content": text})
+        if re.match(r"/\w*(\s|$)", text):
+            note(
+                HELP if text == "/help" else f"{text.split()[0]} is unknown; use one of {', '.join(COMMANDS)}"
+            )
+            continue
+        asked = [*turns, {"role": "user", "content": text}]
         try:
             with LiveView(model, err) if live and err.is_terminal else nullcontext() as view:
-                [result] = model.generate([turns], plan, listen=view, seed=seed, cache=cache, system=system)
+                [result] = model.generate([asked], plan, listen=view, seed=seed, cache=cache, system=system)
         except ConfigError as error:  # a conversation that has outgrown the context, for one
             err.print(str(error), style="yellow", markup=False)
-            turns = turns[:-1]
             continue
         except KeyboardInterrupt:  # ends the answer, not the chat
             note("stopped")
-            turns = turns[:-1]
             continue
         print(result.text, flush=True)
         note(f"{result.passes} passes, canvas {result.canvas}, {result.seconds:.2f} s")
-        turns.append({"role": "assistant", "content": result.text})
+        turns = [*asked, {"role": "assistant", "content": result.text}]
 
 
 def _typed() -> str:
@@ -98,11 +85,10 @@ def _typed() -> str:
 
 def _take_pasted_lines() -> None:
     """Let a terminal hand over pasted lines as one message, where Python has GNU readline."""
-    try:
+    with suppress(ImportError):  # Windows
         import readline
-    except ImportError:  # Windows
-        return
-    readline.parse_and_bind("set enable-bracketed-paste on")
+
+        readline.parse_and_bind("set enable-bracketed-paste on")
 
 
 class LiveView:

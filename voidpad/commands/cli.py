@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Any
 
@@ -96,7 +97,7 @@ def _options(
 # Newer releases of typer carry their own copy of click: a public name leads to whichever is in use.
 BadUsage: Any = typer.BadParameter.__mro__[1]
 BadCommand: Any = typer.BadParameter.__mro__[2]
-_LINE = 2000  # characters of an error that are shown; some repeat a value as long as the user made it
+LINE = 2000  # characters of an error that are shown; some repeat a value as long as the user made it
 
 
 def main() -> None:
@@ -121,41 +122,29 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
     except BadUsage as error:
         if not error.format_message():  # a group without a command has shown its help
             sys.exit(error.exit_code)
-        hint = f"see {error.ctx.command_path if error.ctx else 'voidpad'} --help."
-        option = getattr(error, "option_name", "").strip("-").replace("-", "_")
-        if option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
-            from voidpad.decode.presets import PRESETS, FamilyDefaults
-
-            if any(option in preset.fields(FamilyDefaults()) for preset in PRESETS.values()):
-                hint = f"use --set {option}=VALUE."
-        _fail(f"{error.format_message().rstrip('.')}; {hint}", error.exit_code)
+        hint = f"see {error.ctx.command_path if error.ctx else 'voidpad'} --help"
+        unknown_option = hasattr(error, "option_name")
+        if unknown_option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
+            hint += "; fields of a plan go as --set FIELD=VALUE"
+        _fail(f"{error.format_message().rstrip('.')}; {hint}.", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
-    except SystemExit as ending:  # rich turns a reader that has gone into status 1
-        if any(isinstance(cause, BrokenPipeError) for cause in _causes(ending)):
+    except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # rich's answer to a reader that has gone
             ending.code = 0
         raise
     except BrokenPipeError:  # nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            _fail("interrupted", 130)  # some packages turn an interrupt of their import into an ImportError
+        trace = "".join(traceback.format_exception(error))
+        if "\nKeyboardInterrupt" in trace:  # a package turned an interrupt of its import into an ImportError
+            _fail("interrupted", 130)
         if traced or (debug and not isinstance(error, VoidpadError)):
-            import traceback
-
-            traceback.print_exc()
+            print(trace, end="", file=sys.stderr)
         _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and those it was raised from or while handling."""
-    current: BaseException | None = error
-    while current is not None:
-        yield current
-        current = current.__cause__ or current.__context__
 
 
 def message_of(error: Exception, traced: bool) -> str:
@@ -186,7 +175,7 @@ def _extras_with(module: str) -> list[str]:
 
 def _fail(message: str, status: int) -> None:
     line = printable(" ".join(message.split()))
-    print(f"voidpad: {line if len(line) <= _LINE else line[:_LINE] + ' ...'}", file=sys.stderr)
+    print(f"voidpad: {line if len(line) <= LINE else line[:LINE] + ' ...'}", file=sys.stderr)
     sys.exit(status)
 
 

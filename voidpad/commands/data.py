@@ -65,22 +65,15 @@ def prepare(
     )
     prepared, counts = corpus.prepare(source, model, request)
     write(output, prepared.pairs, prepared.roles, notes=prepared.notes)
-    chats, examples = (
-        [(f"  dropped: {REASONS[name]}", n) for name, n in part.items() if n]
-        for part in (counts.dropped_conversations, counts.dropped_examples)
-    )
     rows = [
         ("conversations read", counts.conversations),
-        *chats,
-        ("examples made of the others", counts.examples),
-        *examples,
+        *((f"  dropped: {REASONS[reason]}", n) for reason, n in counts.dropped.items()),
         ("examples kept, whole", counts.kept_whole),
         (f"examples kept, response cut at {max_length} tokens", counts.kept_cut),
     ]
     out.print(table((str(output), "count"), [(label, f"{count:,}") for label, count in rows]))
     for reason, places in counts.places.items():
-        if reason != "not_sampled":
-            out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}", markup=False)
+        out.print(f"{REASONS[reason]}: {', '.join(map(printable, places))}", markup=False)
 
 
 @data.command()

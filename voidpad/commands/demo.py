@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Option
 
 from voidpad.commands.options import BuiltInFamily
-from voidpad.commands.ui import counting, note, out, print_records
+from voidpad.commands.ui import bar, note, out, print_records
 from voidpad.files import atomic_file
 
 if TYPE_CHECKING:
@@ -70,20 +70,12 @@ def run(recipe: SweepRecipe, folder: Path, resources: Resources) -> None:
     """Run the sweep's cells under a bar that says how much time is left."""
     from voidpad.experiments.sweep import begin, run_local
 
-    # At block = canvas the original writes every slot of the canvas, which takes about three times as long.
     every = begin(recipe, "demo", folder)
-    widest = max(cell.config.fields.get("block", 0) for cell in every)
-    weights = {
-        cell.id: 3 if cell.method == "original" and cell.config.fields["block"] == widest else 1
-        for cell in every
-    }
-    with counting() as progress:
-        task = progress.add_task("demo", total=sum(weights.values()))
+    with bar(len(every), label="evaluations") as tick:
         for ended in run_local(every, folder, resources=resources):
             if ended.error:
                 raise ended.error
-            cell = ended.cell
-            progress.update(task, advance=weights[cell.id], description=f"{cell.method} {cell.task}")
+            tick()
 
 
 def lost_and_kept(rows: pd.DataFrame) -> dict[str, str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -49,7 +47,6 @@ class OtherSettings(BaseModel):
     rows: int = Field(default=32, ge=1)  # most rows in one forward pass
     tokens: int = Field(default=16384, ge=1)  # most tokens of these rows
     trace_detail: Literal["commits", "probs", "top5"] = "probs"
-    compile: bool = False  # compile the layers: exact, a minute at first, then faster on a GPU
     family: str | None = None  # of a checkpoint whose config does not say it
     causal_block: int | None = Field(default=None, ge=1)  # of a block-causal checkpoint that does not say it
     roles: str = ""  # token ids by role, such as void=56940
@@ -88,7 +85,7 @@ def generate(
 ) -> None:
     """Answer prompts with a masked diffusion language model, or fill the gaps of a text.
 
-    --set also takes rows, tokens, trace_detail, compile, family, causal_block and roles, and, to fill gaps, length and
+    --set also takes rows, tokens, trace_detail, family, causal_block and roles, and, to fill gaps, length and
     slots.
     """
     plan, fields = decoding.named(), decoding.fields()
@@ -119,8 +116,10 @@ def generate(
             )
         _show_filled(filled, as_json=as_json)
         return
+    from voidpad.diagnose.overflow import overflown
+
     name, many = decoding.plan or opened.default_plan, len(prompts) > 1
-    given, (fields, cache) = fields, fast.apply(plan or name, fields)
+    fields, cache = fast.apply(plan or name, fields)
     plan = opened.plan(plan, **fields)
     ready = []
     for number, one in enumerate(prompts):
@@ -135,10 +134,6 @@ def generate(
     if constraint is not None:
         opened.constrain(constraint, plan)  # refused before weights are read
     model = source.load(opened)
-    if others.compile:
-        small: dict[str, Any] = {} if model.card.causal_block else {"plan": "original", "block": 32}
-        with err.status("compiling"):
-            model.compiled().generate("compile", canvas=64, cache=cache, **small)
     for text in plan.length.warnings(model.card.padding):
         warn(text)
     with (
@@ -159,18 +154,12 @@ def generate(
         say_plan(name, model.card.padding)
     for result in results:
         show(result, model.roles, as_json=as_json, many=many)
-    unconstrained = [one for one in results if one.constraint is None and one.key not in unreadable]
-    if drowned := [one for one in unconstrained if _mostly_eos(one, model.roles)]:
-        asked = prompts[drowned[0].key]
-        words = ["voidpad", "analyze", "overflow", asked if isinstance(asked, str) else asked[-1]["content"]]
-        words += ["--raw"] * raw + ["--model", source.model, "--plan", name]
-        words += ["--adapter", source.adapter] if source.adapter else []
-        for field, value in given.items():
-            words += ["--set", f"{field}={value if isinstance(value, str) else json.dumps(value)}"]
+    free = [one for one in results if one.constraint is None and one.key not in unreadable]
+    if drowned := [one for one in free if not one.text.strip() or overflown(one.ids, model.roles)]:
         state = "mostly EOS" if drowned[0].text.strip() else "empty"
         helps = "" if name == "eos-last" else "; --plan eos-last may help"
-        text = f"answer {drowned[0].key} is {state}{helps}; to see why: {shlex.join(words)}"
-        err.print(text, style="yellow", markup=False)
+        why = "`voidpad analyze overflow` with the same prompt and options says why"
+        err.print(f"answer {drowned[0].key} is {state}{helps}; {why}", style="yellow", markup=False)
 
 
 @contextmanager
@@ -210,13 +199,6 @@ def _constraint(expression: str | None, schema: Path | None, choices: str | None
     if schema is not None:
         return json_schema(read_json(schema, ConfigError))
     return choice(choices.split(",")) if choices is not None else None
-
-
-def _mostly_eos(result: Result, roles: Roles) -> bool:
-    """Whether an answer has no text, or next to nothing before its first EOS and nothing but EOS after."""
-    from voidpad.diagnose.overflow import overflown
-
-    return not result.text.strip() or overflown(result.ids, roles)
 
 
 def _show_filled(filled: Filled, *, as_json: bool) -> None:

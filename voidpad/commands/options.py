@@ -8,10 +8,10 @@ where weights are read.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -139,8 +139,6 @@ def assignments(option: str, given: Sequence[str] | None, form: str) -> dict[str
         name, _, value = text.partition("=")
         if not name.strip() or not value:
             raise ConfigError(f"{option} {text!r}: write {form}.")
-        if name.strip() in found:
-            raise ConfigError(f"{option} {text!r}: {name.strip()} is given twice.")
         found[name.strip()] = value
     return found
 
@@ -193,13 +191,10 @@ class PlanOptions:
         """
         found = {name: getattr(self, name) for name in DIRECT_FIELDS if getattr(self, name, None) is not None}
         for name, value in assignments("--set", self.settings, "FIELD=VALUE, for example steps=64").items():
-            field = name.replace("-", "_")
-            if field in found:
-                raise ConfigError(f"--set {name}={value}: {field} is given twice.")
             try:
-                found[field] = json.loads(value)
+                found[name.replace("-", "_")] = json.loads(value)
             except ValueError:
-                found[field] = value
+                found[name.replace("-", "_")] = value
         return found
 
     def named(self) -> str | Plan | None:
@@ -210,11 +205,10 @@ class PlanOptions:
         """
         if self.plan is None or ":" not in self.plan:
             return self.plan
-        name, _, attribute = self.plan.partition(":")
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
-            plan = getattr(importlib.import_module(name), attribute)
+            plan = pkgutil.resolve_name(self.plan)
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"plan {self.plan!r}: cannot be imported ({type(error).__name__}: {error})."

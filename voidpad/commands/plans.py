@@ -8,7 +8,6 @@ import typer
 from typer import Argument, Option
 
 from voidpad.commands.ui import note, out, table
-from voidpad.decode.presets import ALIASES, PRESETS, schema
 from voidpad.errors import ConfigError
 from voidpad.recipes import find_recipe, shipped_recipes
 
@@ -19,6 +18,8 @@ def plans(
     model: str | None = Option(None, help="use this checkpoint's family and calibration"),
 ) -> None:
     """List the ways to decode, or the fields of one of them."""
+    from voidpad.decode.presets import ALIASES, PRESETS, schema
+
     defaults, calibration = None, None
     if name is not None or family is not None or model is not None:
         from voidpad.models import FAMILIES, LLADA, open_checkpoint
@@ -31,7 +32,10 @@ def plans(
             defaults, calibration = opened.decoding, opened.card.calibration
     if name is None:
         presets = defaults.presets if defaults else PRESETS
-        known = [(_with_aliases(key), preset.about) for key, preset in presets.items()]
+        known = []
+        for key, preset in presets.items():
+            also = ", ".join(alias for alias, base in ALIASES.items() if base == key)
+            known.append((f"{key} (also {also})" if also else key, preset.about))
         known.append(("<plan>@authors", "with the switches as the authors' code has them"))
         out.print(table(("plan", "what it does"), known, left=2))
         return
@@ -41,17 +45,11 @@ def plans(
         if "maximum" in about:
             open_end = "exclusiveMinimum" in about
             low = f"({about['exclusiveMinimum']:g}" if open_end else f"[{about['minimum']:g}"
-            bounds = f"{low}, {about['maximum']:g}]"
+            bounds = f"{low}, {about['maximum']:.7g}]"
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
         fields.append((field, shown, bounds, about["description"]))
     out.print(table(("field", "default", "range", "meaning"), fields, left=4))
     note("Give them as --set FIELD=VALUE, as keyword arguments in Python, or in a request's `voidpad`.")
-
-
-def _with_aliases(name: str) -> str:
-    """The name of a plan, and its other names."""
-    others = [alias for alias, base in ALIASES.items() if base == name]
-    return f"{name} (also {', '.join(others)})" if others else name
 
 
 def recipes(

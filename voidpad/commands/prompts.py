@@ -48,11 +48,6 @@ def gather(
         raise ConfigError(
             "no prompt: give one as an argument, with --file, with --messages or on standard input."
         )
-    for number, one in enumerate(found):
-        try:  # a stray byte of an argument and half a pair in JSON are lone surrogates
-            json.dumps(one, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"prompt {number}: not UTF-8, it holds half a character; convert it.") from None
     return found
 
 
@@ -66,14 +61,9 @@ def builtin_prompts(count: int | None = None) -> list[str]:
 
 def read(path: Path) -> str:
     """The text of a file; - is standard input."""
-    name = "standard input" if str(path) == "-" else str(path)
-    with readable(Path(name), "text", DataError):
-        raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise DataError(f"{name}, line {line}: not UTF-8 (byte {error.start}). Convert the file.") from None
+    standard = str(path) == "-"
+    with readable(Path("standard input") if standard else path, "UTF-8 text", DataError):
+        return (sys.stdin.buffer.read() if standard else path.read_bytes()).decode("utf-8-sig")
 
 
 def from_lines(path: Path) -> list[tuple[Prompt, Any]]:

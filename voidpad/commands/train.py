@@ -74,24 +74,19 @@ def train(
 
 
 class Display:
-    """Shows a run: first what it is going to do, then a progress bar on a terminal, or a line for each log entry."""
+    """Shows a run: first what it is going to do, then a line for each log entry, and a progress bar on a terminal."""
 
     def __init__(self, bar: Progress) -> None:
         self.bar = bar
         self.task: TaskID | None = None
-        self.losses = {"loss": "", "held-out": ""}
 
     def __call__(self, run: Run, entries: list[Entry]) -> None:
         if self.task is None:
             out.print(_banner(run), markup=False)
-            self.task = self.bar.add_task("", total=run.total or run.recipe.run.seconds)
+            self.task = self.bar.add_task("training", total=run.total or run.recipe.run.seconds)
         for entry in entries:
-            if self.bar.disable:
-                out.print(_line(run, entry), markup=False)
-            label, loss = ("loss", "loss") if "loss" in entry else ("held-out", "eval_loss")
-            self.losses[label] = f"{label} {entry[loss]:.3f}"
-        done = run.update if run.total else run.seconds
-        self.bar.update(self.task, completed=done, description="  ".join(self.losses.values()))
+            out.print(_line(run, entry), markup=False)
+        self.bar.update(self.task, completed=run.update if run.total else run.seconds)
 
 
 def _line(run: Run, entry: Entry) -> str:

@@ -46,10 +46,12 @@ def bar(total: int, *, label: str = "decoding", shown: bool = True) -> Iterator[
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
-    """A table whose first columns hold words, the others numbers."""
+    """A table whose first columns hold words, the others numbers. On a narrow terminal only the last one wraps."""
     shown = Table(box=None, padding=(0, 2, 0, 0))
-    for place, head in enumerate(heads):
-        shown.add_column(head, justify="left" if place < left else "right")
+    for place, head in enumerate(heads, 1):
+        shown.add_column(
+            head, justify="left" if place <= left else "right", overflow="fold", no_wrap=place < len(heads)
+        )
     for row in rows:
         shown.add_row(*row)
     return shown
@@ -79,11 +81,9 @@ def print_json(value: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, inf_nan_mode="null")
 
 
 def write_csv(path: Path, records: Sequence[Record]) -> None:

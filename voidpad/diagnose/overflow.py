@@ -254,48 +254,39 @@ def advice(
     void: float | None,
     *,
     model: str,
+    plan: str,
     adapter: str | None = None,
-    plan: str | None = None,
     canvas: int | None = None,
-    adapted: bool = False,
 ) -> list[str]:
     """What to do about it, best first: what works now, then smaller blocks, then training.
 
-    `model`, `adapter`, `plan` and `canvas` are what the user typed. `adapted`: the model has an adapter, which must be
-    merged before another one can be trained.
+    `model`, `adapter`, `plan` and `canvas` are those of the decodes, by the names that the user types.
     """
     safe, smallest = _safe_blocks(by_block), by_block[0].block
     if by_block[-1].block in safe:
         return []
     checkpoint = f"--model {shlex.quote(model)}" + (f" --adapter {shlex.quote(adapter)}" if adapter else "")
     size = f" --canvas {canvas}" if canvas else ""
-    chosen = (f" --plan {shlex.quote(plan)}" if plan else "") + size
-    generate, decoded = f"voidpad generate {checkpoint}", (plan or "").partition("@")[0]
+    chosen, decoded = f"{checkpoint} --plan {shlex.quote(plan)}{size}", plan.partition("@")[0]
     usable, lines = void is not None and void >= USABLE, []
     if usable and decoded in ("void", "void-expansion"):
         lines.append(
             "This checkpoint was decoded with VOID, which it knows: the model wants so short an answer."
         )
     elif usable:
-        lines.append(f"Now: this checkpoint knows VOID, so decode with it: {generate} --plan void{size}")
+        why = "this checkpoint knows VOID, so decode with it"
+        lines.append(f"Now: {why}: voidpad generate {checkpoint} --plan void{size}")
     elif decoded not in ("eos-last", "eos-never"):
         why = "write EOS last, which needs no training and works at any block size"
-        lines.append(f"Now: {why}: {generate} --plan eos-last{size}")
+        lines.append(f"Now: {why}: voidpad generate {checkpoint} --plan eos-last{size}")
     if safe:
-        lines.append(f"Or: decode with blocks of {safe[-1]}: {generate}{chosen} --block {safe[-1]}")
+        lines.append(f"Or: decode with blocks of {safe[-1]}: voidpad generate {chosen} --block {safe[-1]}")
     else:
-        tried = f"voidpad analyze overflow {checkpoint}{chosen} --blocks {max(1, smallest // 2)}"
+        tried = f"voidpad analyze overflow {chosen} --blocks {max(1, smallest // 2)}"
         lines.append(f"Or: look for a safe block size below {smallest}: {tried}")
-    if usable:
-        return lines
-    lines.append("For good: fine-tune with VOID padding on chats of your own, then decode with --plan void:")
-    trained = f"--model {shlex.quote(model)}"
-    if adapted:
-        lines.append(f"  voidpad merge {checkpoint.removeprefix('--model ')} --out merged")
-        trained = "--model merged"
-    return [
-        *lines,
-        f"  voidpad data prepare mine.safetensors --from chats.jsonl {trained}",
-        f"  voidpad train --init mine.toml {trained} --data mine.safetensors",
-        "  voidpad train mine.toml",
-    ]
+    if not usable:
+        lines.append(
+            "For good: fine-tune with VOID padding on chats of your own (voidpad data prepare, voidpad train --init; "
+            "an adapter is merged first), then decode with --plan void."
+        )
+    return lines

@@ -100,9 +100,7 @@ def file_pairs(model: Checkpoint, path: Path, count: int | None = None, *, raw: 
             raise DataError(
                 f"{path}: made for other token ids than {model.name}'s; prepare it with its tokenizer."
             )
-        pairs, first = stored.pairs, slice(count)
-        end = int(pairs.size[first].sum())
-        pairs = Pairs(pairs.tokens[:end], pairs.prompt[first], pairs.response[first], pairs.complete[first])
+        pairs = stored.pairs.select(torch.arange(len(stored.pairs))[:count])
     else:
         rows: list[Example] = []
         for place, prompt, response in islice(chats.read(path), count):
@@ -117,5 +115,4 @@ def file_pairs(model: Checkpoint, path: Path, count: int | None = None, *, raw: 
     keep = pairs.size < model.context
     if not keep.any():
         raise DataError(f"{path}: no example fits the context of {model.context} tokens; shorten them.")
-    mine = torch.repeat_interleave(keep, pairs.size)
-    return Pairs(pairs.tokens[mine], pairs.prompt[keep], pairs.response[keep], pairs.complete[keep])
+    return pairs.select(keep.nonzero()[:, 0])

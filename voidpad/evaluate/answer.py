@@ -116,10 +116,10 @@ class Answerer:
         engine = self.engine()
         waiting: dict[int, tuple[AnswerRequest, int, Plan]] = {}
         for request in requests:
-            bare = request.rendered or self.config.raw
-            system = None if bare else self.config.system
+            raw = request.rendered or self.config.raw  # no chat template
+            system = None if raw else self.config.system
             try:
-                ready = self.model.prepare(request.prompt, self.plan, raw=bare, system=system)
+                ready = self.model.prepare(request.prompt, self.plan, raw=raw, system=system)
             except VoidpadError as error:
                 raise type(error)(f"{request.name}: {error}") from None
             handle = engine.submit(list(ready.ids), ready.plan, seed=self.config.seed, key=request.key)

@@ -43,7 +43,10 @@ class AnswerRequest:
 
     @property
     def key(self) -> int:
-        """The row's key for random draws. It depends on the name alone, so a resumed or sharded run draws the same."""
+        """The row's key for random draws, a positive int64.
+
+        It depends on the name alone, so a resumed or sharded run draws the same.
+        """
         return int.from_bytes(sha256(self.name.encode()).digest()[:8], "big") >> 2
 
     @property

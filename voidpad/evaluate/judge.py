@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from voidpad.errors import DataError
 from voidpad.evaluate.folder import VERSION, AnswerRecord, AnswerRequest, Journal
 from voidpad.evaluate.intervals import wilson
-from voidpad.evaluate.prepare import naming
+from voidpad.evaluate.prepare import naming_errors
 from voidpad.evaluate.provenance import now
 
 if TYPE_CHECKING:
     from voidpad.evaluate.tasks.task import Benchmark
 
-# Fields of a journal record that an example's line leaves out.
-_UNSCORED = ("name", "key", "ids", "tokens", "attempt", "elapsed")
+# Fields of the journal that an example's line leaves out.
+_JOURNAL_ONLY = ("name", "key", "ids", "tokens", "attempt", "elapsed")
 MEANS = ("passes_decode", "passes_probe", "passes_shared", "canvas", "answer_tokens")
 
 
@@ -66,7 +66,7 @@ def _grade_task(
     others: dict[str, list[float]] = {name: [] for name in task.metrics[1:]}
     lines = []
     for request, doc, by_grader in zip(requests, docs, graded, strict=True):
-        with naming(f"{request.name}: no score"):
+        with naming_errors(f"{request.name}: no score"):
             found = {grader: task.process_results(doc, [value]) for grader, value in by_grader.items()}
             scores = {grader: float(metrics[metric]) for grader, metrics in found.items()}
             for name, values in others.items():
@@ -84,7 +84,7 @@ def _grade_task(
             "detail": detail if isinstance(detail, dict) else {"extracted": str(detail)},
             "prompt": request.prompt,
             "gold": request.gold,
-            **{name: value for name, value in asdict(record).items() if name not in _UNSCORED},
+            **{name: value for name, value in asdict(record).items() if name not in _JOURNAL_ONLY},
             "canvas": record.canvas,
         }
         lines.append(line)

@@ -89,31 +89,22 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         return self.answerer.model.name.replace("/", "__")
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
-        wanted = self._requests(requests)
+        """The answers, in the order of the requests; a repeated example has a name of its own each time."""
+        seen: Counter[str] = Counter()
+        wanted = []
+        for instance in requests:
+            prompt, options = instance.args
+            item = f"{instance.task_name}:{instance.doc_id}"
+            name = f"{item}:{seen[item]}" if seen[item] else item
+            seen[item] += 1
+            stop, rendered = stop_strings(item, options), prompt in self.rendered
+            wanted.append(AnswerRequest(name=name, prompt=prompt, stop=stop, rendered=rendered))
         outputs: dict[str, str] = {}
         with tqdm(total=len(wanted), desc="Answering") as bar:
             for done in self.answerer.run(wanted):
                 outputs |= {record.name: record.output for record in done}
                 bar.update(len(done))
         return [outputs[request.name] for request in wanted]
-
-    def _requests(self, instances: list[Instance]) -> list[AnswerRequest]:
-        """lm-eval's requests by name; a repeated request for the same example has a name of its own."""
-        seen: Counter[str] = Counter()
-        requests = []
-        for instance in instances:
-            prompt, options = instance.args
-            name = f"{instance.task_name}:{instance.doc_id}"
-            repeat = f":{seen[name]}" if seen[name] else ""
-            seen[name] += 1
-            request = AnswerRequest(
-                name=name + repeat,
-                prompt=prompt,
-                stop=stop_strings(name, options),
-                rendered=prompt in self.rendered,
-            )
-            requests.append(request)
-        return requests
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         return self.bound.pairs([request.args for request in requests])
@@ -124,9 +115,8 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
 
 def with_our_tasks(arguments: list[str]) -> list[str]:
     """The arguments, with our task folder unless the user names one."""
-    named = any(word.split("=")[0] == "--include_path" for word in arguments)
-    asks_for_help = not arguments or {"-h", "--help"} & set(arguments)
-    return arguments if named or asks_for_help else [*arguments, "--include_path", str(FOLDER)]
+    named = any(word.startswith("--include_path") for word in arguments)
+    return arguments if named or not arguments else [*arguments, "--include_path", str(FOLDER)]
 
 
 def main() -> None:

@@ -22,8 +22,9 @@ from voidpad.files import readable
 if TYPE_CHECKING:
     from voidpad.evaluate.tasks.task import Benchmark
 
-_GREEDY = {"do_sample": False, "temperature": 0.0}  # what the plan does anyway
-_NOT_OURS = {"until", "max_gen_toks"}  # stop strings are cut from the text; the plan sets the canvas
+# Generation options of lm-eval that change nothing: stop strings are cut from the text, and the canvas bounds it.
+_HARMLESS = {"until", "max_gen_toks"}
+_GREEDY = {"do_sample": False, "temperature": 0.0}  # harmless with these values
 
 
 def choose_tasks(words: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -95,7 +96,7 @@ def load_tasks(config: EvalConfig, resources: Resources, *, judging: bool = True
     manager = TaskManager(include_defaults=False, metadata=options)
     tasks = {}
     for name, path in paths.items():
-        with naming(f"{path}: task {name}"):
+        with naming_errors(f"{path}: task {name}"):
             tasks[name] = manager.load([{"class": Benchmark, **load_yaml(path)}])["tasks"][name]
         if not isinstance(tasks[name], Benchmark):
             raise ConfigError(f"{path}: class must be a subclass of voidpad.evaluate.tasks.task.Benchmark")
@@ -121,7 +122,7 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
             if config.fewshot == "keyed":
                 digest = sha256(f"{config.fewshot_seed}:{index}".encode()).digest()
                 task.set_fewshot_seed(int.from_bytes(digest[:8], "big"))
-            with naming(f"{name}:{index}: no prompt"):
+            with naming_errors(f"{name}:{index}: no prompt"):
                 doc = docs[index]
                 prompt = task.fewshot_context(doc, num_fewshot=shots, gen_prefix=task.doc_to_prefix(doc))
                 gold = task.doc_to_target(doc)
@@ -132,7 +133,7 @@ def build_requests(tasks: Mapping[str, Benchmark], config: EvalConfig) -> list[A
 def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The stop strings of lm-eval's generation options; other options are refused, because the plan decides."""
     for option, value in options.items():
-        if option not in _NOT_OURS and not (option in _GREEDY and value == _GREEDY[option]):
+        if option not in _HARMLESS and (option, value) not in _GREEDY.items():
             raise ConfigError(
                 f"{where}: gen_kwargs {option}={value!r}: decoding is set by the plan; pass it in model_args"
             )
@@ -141,7 +142,7 @@ def stop_strings(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming_errors(what: str) -> Iterator[None]:
     """Inside, whatever a user's functions, templates and data raise becomes one line that names task and item."""
     try:
         yield

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from voidpad.errors import WeightsError, first_line
-from voidpad.files import readable
 from voidpad.models.families import Family
 from voidpad.models.locate import ADAPTER_TENSORS, Adapter
 from voidpad.models.weights import refuse_misfits
@@ -19,22 +18,28 @@ from voidpad.models.weights import refuse_misfits
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 PREFIX = "base_model.model."
+# What peft puts behind the name of the module it changes; a plain weight belongs to modules_to_save.
+CHANGE = re.compile(r"\.(lora_\w+|token_adapter|weight|bias)\b.*$")
+
+
+def has_released_names(adapter: Adapter, family: Family) -> bool:
+    """Whether the tensors have the names of the authors' training code."""
+    return any(_stock_name(name, family) != name for name in adapter.tensors)
 
 
 def attach(net: PreTrainedModel, adapter: Adapter, family: Family, base: str) -> PeftModel:
     """The network with the adapter around it, not merged. `base` is the name of the network's checkpoint."""
-    where, path = f"{adapter.folder} on {base}", adapter.folder / ADAPTER_TENSORS
-    with readable(path, "safetensors"):
-        stored = load_file(path)
-    tensors = {_stock_name(name, family): tensor for name, tensor in stored.items()}
+    where = f"{adapter.folder} on {base}"
+    tensors = load_file(adapter.folder / ADAPTER_TENSORS)
     try:  # peft checks its fields, and how they fit the network, with many exception types
         values = {name: value for name, value in adapter.config.items() if name != "runtime_config"}
         config: LoraConfig = LoraConfig.from_peft_type(**LoraConfig.check_kwargs(**values))
         config.base_model_name_or_path = base
         config.inference_mode = True
         config.init_lora_weights = True  # others decompose the base's weights
-        if tensors.keys() != stored.keys():
-            config = _by_stock_names(config, tensors)
+        if has_released_names(adapter, family):
+            tensors = {_stock_name(name, family): tensor for name, tensor in tensors.items()}
+            config = _by_stock_names(config, tensors, family)
         adapted = PeftModel(net, config)
         if config.target_parameters:  # peft turns targets inside a mixture of experts into these
             raise ValueError("it adapts the experts, which is not covered")
@@ -52,17 +57,29 @@ def attach(net: PreTrainedModel, adapter: Adapter, family: Family, base: str) ->
     return adapted.eval()
 
 
-def _by_stock_names(config: LoraConfig, tensors: dict[str, Tensor]) -> LoraConfig:
+def _by_stock_names(config: LoraConfig, tensors: dict[str, Tensor], family: Family) -> LoraConfig:
     """The settings of an adapter of the authors' code for the stock class, given its renamed tensors.
 
     Modules are listed by their full path, because a short name may mean two of them: LLaDA's `ff_out` is the output
     of a block and the vocabulary head too.
     """
-    if config.rank_pattern or config.alpha_pattern or any(".lora_" not in name for name in tensors):
-        raise ValueError("under released names only LoRA matrices of one rank and alpha are covered")
+    if config.rank_pattern or config.alpha_pattern:
+        raise ValueError("rank_pattern and alpha_pattern are not covered under released names")
+    lora: set[str] = set()
+    saved: set[str] = set()
+    for name in tensors:
+        module, kind = CHANGE.sub("", name.removeprefix(PREFIX)), CHANGE.search(name)
+        if kind is None or kind[1] != "token_adapter":
+            (lora if kind and kind[1].startswith("lora_") else saved).add(module)
     renamed = copy(config)
-    renamed.target_modules = sorted({name.removeprefix(PREFIX).split(".lora_")[0] for name in tensors})
+    renamed.target_modules = sorted(lora)
+    renamed.modules_to_save = sorted(saved) or None
     renamed.layers_to_transform = renamed.layers_pattern = renamed.exclude_modules = None
+    if isinstance(config.trainable_token_indices, dict):
+        tables = family.tensor_names.items()  # embedding and head, beside others; their last words are given
+        short = {old.split(".")[-2]: new.split(".")[-2] for old, new in tables if "#" not in old}
+        rows = {name.split(".")[-1]: ids for name, ids in config.trainable_token_indices.items()}
+        renamed.trainable_token_indices = {short.get(name, name): ids for name, ids in rows.items()}
     return renamed
 
 

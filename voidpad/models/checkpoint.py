@@ -18,7 +18,7 @@ from voidpad.decode.plan import Plan
 from voidpad.decode.presets import FamilyDefaults, describe
 from voidpad.errors import ConfigError, WeightsError, warn_assumed
 from voidpad.files import readable
-from voidpad.models.adapter import attach
+from voidpad.models.adapter import attach, has_released_names
 from voidpad.models.card import PLANS, Card, read_card
 from voidpad.models.device import DeviceConfig
 from voidpad.models.families import FAMILIES, Family, recognise
@@ -95,6 +95,8 @@ class Checkpoint:
                 "all weights; drop quantize."
             )
         where, found = str(source.folder), headers(source.folder)
+        if self.config.num_hidden_layers > len(found):  # building such a network would take all memory
+            raise WeightsError(f"{where}: config.json asks for more layers than the files have tensors.")
         stored = stored_dtype(found)
         place.check_memory(sum(tensor.numel() for tensor in found.values()), stored, where=where)
         with (
@@ -314,7 +316,7 @@ def _open_base(source: Source, family: str | None, causal_block: int | None) -> 
     """The whole model of a source, released or saved by voidpad, without the adapter."""
     name, folder, values = source.name, source.folder, source.config
     card, where = read_card(folder), str(folder)
-    known = FAMILIES[card.family] if card else recognise(values, where=where, given=family)
+    known = FAMILIES[card.family] if card else recognise(values, where=where, name=name, given=family)
     if family not in (None, known.name):
         raise ConfigError(f"{folder}: is of family {known.name!r}, not {family!r}; drop family.")
     released = card is None or str(values.get("model_type")).lower() in known.model_types
@@ -338,12 +340,13 @@ def _open_base(source: Source, family: str | None, causal_block: int | None) -> 
 
 
 def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) -> Card:
-    """The adapter's card; one without has its base's. `given` are the roles that the user named."""
-    own, card = adapter.card, base.card
+    """The adapter's card; one without gets its base's, with what its tensors and the given roles show."""
+    own, card, family = adapter.card, base.card, base.family
     if own is not None:
-        if own.family != card.family:
+        if own.family != family.name:
             raise WeightsError(
-                f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of {card.family!r}."
+                f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of family "
+                f"{family.name!r}; use the adapter's own base."
             )
         # An adapter inherits its base's canvases, but not its thresholds, which were chosen for its probabilities.
         kept = ("canvas", "limit", "block")
@@ -352,11 +355,25 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
             for plan, said in card.calibration.items()
         }
         return replace(own, calibration={**calibration, **own.calibration}, causal_block=card.causal_block)
-    if "void" in given:
-        return replace(card, padding="void")
-    if card.padding is None and not card.causal_block:
+    roles = replace(card.roles, void=given.get("void", card.roles.void))
+    if "void" not in given and family.adapter_roles is not None and has_released_names(adapter, family):
+        ids = family.adapter_roles(base.tokenizer)
+        if not ids:
+            raise ConfigError(
+                f"{adapter.folder}: was trained by the original {family.name} code, and its VOID id cannot be "
+                'recognised with this tokenizer; give it: roles={"void": <id>} '
+                "(--set roles=void=<id> of generate, --roles void=<id> of merge)."
+            )
+        roles = replace(roles, **ids)
+    padding, others = card.padding, set(roles.rainbow) - {roles.void}
+    if "void" in given or (roles.void in adapter.trained_tokens and not others & adapter.trained_tokens):
+        padding = "void"
+        warn_assumed(
+            f"{adapter.folder}: has no voidpad.json; its VOID id {roles.void} chooses the plan void."
+        )
+    elif padding is None and not card.causal_block:
         warn_assumed(
             f"{adapter.folder}: has no voidpad.json, so its padding is unknown and VOID is not banned; if it was "
-            "trained with VOID, give the id: --set roles=void=<id> of generate, --roles void=<id> of merge."
+            "trained with VOID, use --plan void."
         )
-    return card
+    return replace(card, roles=roles, padding=padding)

@@ -12,7 +12,6 @@ import torch
 from voidpad.constrain import bytes_of_tokens, choice
 from voidpad.constrain.messages import FRONTIER, Beliefs, Window, Windows, log_probabilities
 from voidpad.decode.rows import Rows
-from voidpad.errors import ConfigError
 from voidpad.models.checkpoint import PreparedPrompt, Prompt
 from voidpad.models.text import encode_text
 
@@ -42,7 +41,6 @@ def decide(
     exact: bool = False,
     raw: bool = False,
     system: str | None = None,
-    canvas: int | None = None,
 ) -> Decision:
     """The probability of each choice as the answer, among these choices, at temperature 1.
 
@@ -50,15 +48,13 @@ def decide(
     the product of its slots' probabilities, as if they were independent, summed over all ways to split it into
     tokens. With `exact`, the chain rule: the tokenizer's own split, token by token from left to right, one pass for
     each token of the longest choice and one for the end. The canvas has one slot more than the longest choice has
-    tokens, unless `canvas` says more.
+    tokens.
     """
     given = prompt.ids if isinstance(prompt, PreparedPrompt) else model.encode(prompt, system=system, raw=raw)
     texts = list(dict.fromkeys(choices))
     choice(texts)  # refuses what is no list of texts
     ids = [encode_text(model.tokenizer, text, roles=model.roles) for text in texts]
-    slots = canvas or max(map(len, ids)) + 1
-    if slots < max(map(len, ids)):
-        raise ConfigError(f"canvas={slots} does not hold a choice of {max(map(len, ids))} tokens; raise it.")
+    slots = max(map(len, ids)) + 1
     if model.card.causal_block:
         slots = -(-(len(given) + slots) // model.card.causal_block) * model.card.causal_block - len(given)
     model.check_prompt(given, canvas=slots)
@@ -130,7 +126,7 @@ def _chain(
     denoise = model.default_denoiser()
     rows = _written(model, prompt, choices, slots, shared)
     ids, found = rows.ids.clone(), torch.zeros(len(choices), dtype=torch.float64)
-    for place in range(shared, min(max(map(len, choices)) + 1, slots)):
+    for place in range(shared, max(map(len, choices)) + 1):
         live = [row for row, tokens in enumerate(choices) if place <= len(tokens)]
         canvas = replace(rows, ids=ids.clone()).select(torch.tensor(live))
         where = torch.zeros_like(canvas.ids, dtype=torch.bool)

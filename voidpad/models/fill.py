@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from voidpad.models.model import Model
 
 LengthRule = Literal["fixed", "cal", "void-gap"]
+Run = Callable[[Callable[[], torch.Tensor]], torch.Tensor]  # how a probe is run: on which thread
 MOST_GAPS, MOST_SLOTS = 16, 64
 # Slots that `void-gap` probes where the template sets no bounds: the most that its training left over.
 VOID_PROBE = 24
@@ -147,7 +149,7 @@ def lay_out(
     slots: int = 16,
     marker: str = "gap",
     constraint: Any = None,
-    run: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lambda probe: probe(),
+    run: Run = lambda probe: probe(),
 ) -> Layout:
     """Choose the length of every gap.
 
@@ -192,12 +194,7 @@ def _laid_out(fixed: Sequence[Sequence[int]], lengths: Sequence[int], mask: int)
 
 
 def _lengths(
-    model: Model,
-    fixed: Sequence[Sequence[int]],
-    gaps: Sequence[Gap],
-    rule: LengthRule,
-    slots: int,
-    run: Callable[[Callable[[], torch.Tensor]], torch.Tensor],
+    model: Model, fixed: Sequence[Sequence[int]], gaps: Sequence[Gap], rule: LengthRule, slots: int, run: Run
 ) -> tuple[list[int], int]:
     """The number of slots of each gap, chosen from left to right, and the passes that took."""
     if rule not in ("fixed", "cal", "void-gap"):
@@ -211,45 +208,31 @@ def _lengths(
     for place, gap in enumerate(gaps):
         if gap.least == gap.most:
             continue
-
-        def tried(sizes: Sequence[int], place: int = place) -> torch.Tensor:
-            """Probabilities (B, slots of the gap, V) of the first pass, with this gap at each of the sizes."""
-            rows = [
-                _laid_out(fixed, [*chosen[:place], size, *chosen[place + 1 :]], model.roles.mask)
-                for size in sizes
-            ]
-            begin = sum(len(text) for text in fixed[: place + 1]) + sum(chosen[:place])
-            return run(lambda: _first_pass(model, rows, begin, sizes))
-
+        probe = partial(_first_pass, model, fixed, tuple(chosen), place, run)
         if rule == "void-gap":
             most = gap.most if gap.stated else max(VOID_PROBE, gap.least)
             longest = min(most, model.context - sum(map(len, fixed)) - sum(chosen) + chosen[place])
-            best = tried([longest])[0].argmax(-1)
+            best = probe([longest])[0].argmax(-1)
             kept = longest - int(best.eq(int(model.roles.void or 0)).sum())
             chosen[place], used = min(max(kept, gap.least), longest), 1
         else:
-            chosen[place], used = _surest_length(tried, gap)
+            chosen[place], used = _surest_length(probe, gap)
         probes += used
     return chosen, probes
 
 
-def _surest_length(tried: Callable[[Sequence[int]], torch.Tensor], gap: Gap) -> tuple[int, int]:
+def _surest_length(probe: Callable[[Sequence[int]], torch.Tensor], gap: Gap) -> tuple[int, int]:
     """`cal`: the length with the highest mean confidence over its baseline, and the lengths that were probed."""
     seen: dict[int, float] = {}
-
-    def ratios(sizes: Sequence[int]) -> None:
-        fresh = [size for size in sizes if gap.least <= size <= gap.most and size not in seen]
-        if fresh:
-            best = tried(fresh).amax(-1)
-            for row, size in enumerate(fresh):
-                seen[size] = float(best[row, :size].mean()) / baseline(size)
-
     start = min(max(FIRST_LENGTH, gap.least), gap.most)
     for step in (1, -1):
         at, peak, falls = start, -math.inf, 0
         while gap.least <= at <= gap.most and falls < PATIENCE:
             if at not in seen:
-                ratios([at + step * k for k in range(8)])
+                ahead = range(at, at + 8 * step, step)
+                sizes = [size for size in ahead if gap.least <= size <= gap.most and size not in seen]
+                for size, best in zip(sizes, probe(sizes).amax(-1), strict=True):
+                    seen[size] = float(best[:size].mean()) / baseline(size)
             falls = falls + 1 if seen[at] <= peak else 0
             peak = max(peak, seen[at])
             at += step
@@ -261,15 +244,26 @@ def baseline(size: int) -> float:
     return math.exp(-1.77 * size) + 0.56 * math.exp(-0.06 * size) + 0.24
 
 
-@torch.inference_mode()
 def _first_pass(
-    model: Model, rows: Sequence[Sequence[int]], begin: int, sizes: Sequence[int]
+    model: Model,
+    fixed: Sequence[Sequence[int]],
+    chosen: Sequence[int],
+    place: int,
+    run: Run,
+    sizes: Sequence[int],
 ) -> torch.Tensor:
-    """Probabilities (B, most slots, V) at the slots of one gap that begins at `begin` in every row."""
-    canvas = Rows.with_gaps(rows, model.roles)
+    """Probabilities (B, most slots, V) of the first pass in one gap, which has another of the sizes in each row."""
+    lengths = [[*chosen[:place], size, *chosen[place + 1 :]] for size in sizes]
+    canvas = Rows.with_gaps([_laid_out(fixed, one, model.roles.mask) for one in lengths], model.roles)
+    begin = sum(map(len, fixed[: place + 1])) + sum(chosen[:place])
     ends = torch.tensor(sizes) + begin
     where = (canvas.offset >= begin) & (canvas.offset < ends[:, None])
-    p = model.default_denoiser()(canvas, where).double().softmax(-1).cpu()
-    grid = torch.zeros(len(rows), max(sizes), p.shape[-1], dtype=p.dtype)
+
+    @torch.inference_mode()
+    def probabilities() -> torch.Tensor:
+        return model.default_denoiser()(canvas, where).double().softmax(-1).cpu()
+
+    p = run(probabilities)
+    grid = torch.zeros(len(sizes), max(sizes), p.shape[-1], dtype=p.dtype)
     grid[torch.arange(max(sizes))[None] < torch.tensor(sizes)[:, None]] = p
     return grid

@@ -13,6 +13,7 @@ from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import safe_open
 
 from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, printable
 from voidpad.files import read_json, readable
@@ -27,6 +28,8 @@ BUILT_IN = tuple(f"{name}-{arm}" for name in BUILT_IN_FAMILIES.values() for arm 
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.jinja"]  # never code, never pickles
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_TENSORS = "adapter_model.safetensors"
+# Settings of peft that the decoder cannot follow; target_parameters adapts the experts of a mixture.
+_NOT_COVERED = ("target_parameters", "layer_replication", "alora_invocation_tokens")
 # Fields of config.json and adapter_config.json that say where a model came from, not what it computes.
 _ORIGINS = (
     "_name_or_path",
@@ -75,6 +78,14 @@ class Adapter:
     folder: Path
     config: Mapping[str, Any]  # adapter_config.json as it stands
     card: Card | None
+    tensors: tuple[str, ...]  # names in the file
+
+    @property
+    def trained_tokens(self) -> frozenset[int]:
+        """Ids whose rows of the embedding or of the head were trained."""
+        indices = self.config.get("trainable_token_indices") or []
+        lists = indices.values() if isinstance(indices, dict) else [indices]
+        return frozenset(token for ids in lists for token in ids)
 
 
 @dataclass(frozen=True)
@@ -106,28 +117,33 @@ class Source:
 
 def find_source(name: str | Path, adapter: str | Path | None = None, *, download: bool = True) -> Source:
     """What a model's name and its adapter's lead to. The name of an adapter alone leads to its base too."""
-    folder, base = locate(name, download=download), str(name)
-    tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
-    if is_adapter(folder):
-        other, tuned = tuned, _open_adapter(folder)
-        base = str(tuned.config.get("base_model_name_or_path") or "")
-        if other is not None:
-            raise ConfigError(
-                f"{name}: is an adapter itself; give its base{base and f', {base},'} as the model."
-            )
-        if not base:
-            raise WeightsError(
-                f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
-            )
-        folder = locate(base, download=download)
-    return Source(base, folder, tuned)
+    folder = locate(name, download=download)
+    if not is_adapter(folder):
+        tuned = None if adapter is None else _open_adapter(locate(adapter, download=download))
+        return Source(str(name), folder, tuned)
+    if adapter is not None:
+        raise ConfigError(f"{name}: is an adapter itself; name its base as the model.")
+    tuned = _open_adapter(folder)
+    base = tuned.config.get("base_model_name_or_path")
+    if not base:
+        raise WeightsError(
+            f"{folder}: {ADAPTER_CONFIG} names no base; give the base and this as its adapter."
+        )
+    return Source(base, locate(base, download=download), tuned)
 
 
 def _open_adapter(folder: Path) -> Adapter:
+    """The adapter of a folder; one that is no LoRA adapter, or that our base networks cannot carry, is refused."""
     config = read_json(folder / ADAPTER_CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise WeightsError(f"{folder / ADAPTER_CONFIG}: peft_type is not LORA; use a LoRA adapter.")
-    return Adapter(folder, config, read_card(folder))
+    refused = [field for field in _NOT_COVERED if config.get(field)]
+    if refused or config.get("peft_type") != "LORA":
+        raise WeightsError(
+            f"{folder / ADAPTER_CONFIG}: {', '.join(refused) or 'peft_type'} is not covered; use a plain LoRA adapter."
+        )
+    path = folder / ADAPTER_TENSORS
+    with readable(path, "safetensors"), safe_open(path, framework="pt") as file:
+        tensors = tuple(file.keys())
+    return Adapter(folder, config, read_card(folder), tensors)
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -190,7 +190,8 @@ def _released_tensors(model: Model, dtype: str | None) -> dict[str, Tensor]:
     # transformers fuses the experts of a layer while it loads them; releases store their matrices apart.
     parts = family.join(revert_weight_conversion(net, state))
     released = {family.released_name(name): part for name, part in parts.items()}
+    # A copy where experts are parts of a fused tensor: safetensors writes no part of another one's memory.
     return {
-        name: part.to(DTYPES[dtype] if dtype else stored.get(name, part.dtype))
+        name: part.to(DTYPES[dtype] if dtype else stored.get(name, part.dtype), copy=family.experts)
         for name, part in released.items()
     }

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from voidpad.errors import ConfigError, WeightsError, first_line, shown
-from voidpad.files import readable
+from voidpad.files import read_json, readable
 from voidpad.roles import Roles
 
 Messages = Sequence[Mapping[str, str]]
@@ -41,9 +41,13 @@ def read_tokenizer(
     """The folder's tokenizer: tokenizer.json, or where there is none vocab.json and merges.txt in the given class."""
     kind: type[PreTrainedTokenizerBase] = PreTrainedTokenizerFast
     if not (folder / "tokenizer.json").is_file():
-        kind = without_json
-        if not (folder / "vocab.json").is_file():  # transformers would make an empty tokenizer
-            raise WeightsError(f"{folder}: holds neither tokenizer.json nor vocab.json.")
+        vocab, kind = read_json(folder / "vocab.json"), without_json
+        if "<pad_0>" in vocab:
+            raise WeightsError(
+                f"{folder}: vocab.json renames entries that merges.txt needs, as the tokenizer_dream folder of the "
+                "paper's authors does; use the base model's own tokenizer files and "
+                f"give the id: --roles void={vocab['<pad_0>']} (roles={{'void': {vocab['<pad_0>']}}})."
+            )
     with readable(folder, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True

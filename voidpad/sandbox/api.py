@@ -91,12 +91,7 @@ class Sandbox:
     def map(self, jobs: Iterable[tuple[str, str] | ProgramTest]) -> list[Verdict]:
         """Verdicts in the order of the jobs, `workers` of them at a time."""
         with ThreadPoolExecutor(self._workers) as pool:
-            waiting = [pool.submit(self.run, *job) for job in jobs]
-            try:
-                return [job.result() for job in waiting]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            return list(pool.map(lambda job: self.run(*job), jobs))
 
     def close(self) -> None:
         while self._idle:

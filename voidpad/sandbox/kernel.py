@@ -60,16 +60,16 @@ _FILE_CALLS = """
 """
 # Of these calls only some are allowed: which argument decides, and the values it may have.
 _CONDITIONS = {
-    "clone": (0, (0x3D0F00, 0x7D0F00)),  # threads, as glibc and musl start them; no further processes
+    # Threads, as glibc and musl start them; no further processes.
+    "clone": (0, (0x3D0F00, 0x7D0F00)),
     # A pair of datagram sockets could send to any path, which a filter cannot see. Streams and packets, with flags.
     "socketpair": (1, (0x1, 0x801, 0x80001, 0x80801, 0x5, 0x805, 0x80005, 0x80805)),
     # Locks, flags and copies of descriptors; not the size of a pipe, and not whom the kernel signals.
     "fcntl": (1, (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)),
-    "ioctl": (
-        1,
-        (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
-    ),  # terminal?, how much is there, flags
-    "prctl": (0, (3, 15, 16, 21, 23, 39, 0x53564D41)),  # names of threads and memory, and questions
+    # Whether it is a terminal, how much there is to read, flags.
+    "ioctl": (1, (0x5401, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
+    # Names of threads and memory, and questions.
+    "prctl": (0, (3, 15, 16, 21, 23, 39, 0x53564D41)),
 }
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

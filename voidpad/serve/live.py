@@ -27,15 +27,15 @@ KEEP_ALIVE_SECONDS = 15.0
 MOST_RECORDS = 4096  # canvas events a client may leave unread
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Choice(AnswerText):
     """One answer: a row of the engine, the text that is final of it, and what the client has of it.
 
     `final`, `scores` and `canvas` belong to the engine's thread, everything else to the event loop.
     """
 
-    live: LiveRequest = None  # type: ignore[assignment]
-    index: int = 0
+    live: LiveRequest
+    index: int
     handle: int = -1
     final: int = 0  # leading slots that were handed over
     scores: SlotLogprobs | None = None  # where logprobs were requested

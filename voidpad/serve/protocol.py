@@ -36,6 +36,7 @@ ERROR_HEADERS = {
     503: {"Retry-After": "5"},
     504: {"X-Should-Retry": "false"},
 }
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 # pydantic's errors whose messages speak of Python.
 IN_JSON = {
     "extra_forbidden": "unknown field",
@@ -136,18 +137,6 @@ def _listed_prompts(prompt: Any) -> Any:
 
 def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int for one in value)
-
-
-def _banned_ids(biases: Any) -> Any:
-    """`logit_bias` of -100 bans a token; other values would need scores that no decoding rule has."""
-    if not isinstance(biases, dict) or len(biases) > 1024:
-        raise ValueError("must be an object of at most 1024 token ids and biases")
-    for token, bias in biases.items():
-        if not (token.isascii() and token.isdigit() and len(token) <= 9):
-            raise ValueError(f"{token[:40]!r} is no token id")
-        if isinstance(bias, bool) or bias not in (-100, 0):
-            raise ValueError(f"{token}={str(bias)[:40]} cannot be honoured; only -100 (never write it) can")
-    return tuple(int(token) for token, bias in biases.items() if bias)
 
 
 class Body(BaseModel):
@@ -278,7 +267,8 @@ class GenerationBody(Neutral):
     ] = []
     stream: bool = False
     stream_options: StreamOptions | None = None
-    logit_bias: Annotated[tuple[int, ...], BeforeValidator(_banned_ids)] = ()
+    # -100 bans a token; other biases would need scores that no decoding rule has.
+    logit_bias: dict[TokenId, Literal[-100, 0]] = Field(default={}, max_length=1024)
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -293,6 +283,11 @@ class GenerationBody(Neutral):
     def most_tokens(self) -> int | None:
         """The longest answer, in tokens."""
         return self.max_tokens
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """The tokens that `logit_bias` bans."""
+        return tuple(int(token) for token, bias in self.logit_bias.items() if bias)
 
     @property
     def alternatives(self) -> int | None:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -63,7 +63,7 @@ class ServedModel:
         self.rules = text_rules(model)
         # A text of more than this many characters has more tokens than the context.
         self.longest_text = model.context * max(map(len, model.tokenizer.get_vocab()), default=1)
-        self._texts: dict[int, str] = {}
+        self.token_text = cache(lambda token: str(model.tokenizer.decode([token])))  # of a token by itself
 
     @cached_property
     def fingerprint(self) -> str:
@@ -71,12 +71,6 @@ class ServedModel:
         version = installed_version("voidpad") or "unknown"
         about = [self.model.fingerprint, self.default.plain(), self.options.cache, version]
         return "vp_" + hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-    def token_text(self, token: int) -> str:
-        """The text of a token by itself."""
-        if token not in self._texts:
-            self._texts[token] = str(self.model.tokenizer.decode([token]))
-        return self._texts[token]
 
     def plan(self, name: str, fields: Mapping[str, Any]) -> Plan:
         """The plan of a request: the server's own fields hold unless the request names another plan."""
@@ -171,11 +165,11 @@ def _plan(name: str, body: GenerationBody, served: ServedModel) -> Plan:
             fields[field] = value
     plan = served.plan(name, fields)
     rows = served.model.net.config.vocab_size
-    if outside := [token for token in body.logit_bias if token >= rows]:
+    if outside := [token for token in body.banned if token >= rows]:
         raise RequestError(f"logit_bias: {outside[0]} is no token id below {rows}.", param="logit_bias")
-    if body.logit_bias:
-        muted = (*plan.mute, *body.logit_bias) if plan.mute == plan.ban and plan.mute else plan.mute
-        plan = plan.replace(ban=(*plan.ban, *body.logit_bias), mute=muted)
+    if body.banned:
+        muted = (*plan.mute, *body.banned) if plan.mute == plan.ban and plan.mute else plan.mute
+        plan = plan.replace(ban=(*plan.ban, *body.banned), mute=muted)
     return plan
 
 

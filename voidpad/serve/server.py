@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import resource
 import socket
@@ -176,19 +175,15 @@ class Server(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket at this address, for the server to listen on; a port that is in use is an error of one line."""
-    listener = None
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        if listener is not None:
-            listener.close()
-        problem = f"cannot be taken ({error.strerror or error}); give an address of this machine"
-        if error.errno == errno.EADDRINUSE:
-            problem = "is in use; choose another with --port"
-        raise VoidpadError(f"port {port} of {host} {problem}.") from None
+        listener.close()
+        raise VoidpadError(
+            f"port {port} of {host}: {error.strerror}; give another --port, or an address of this machine as --host."
+        ) from None
     return listener
 
 

@@ -29,9 +29,9 @@ from voidpad.training.prepared import Pairs
 from voidpad.training.recipe import PaddingPart
 
 # Bytes of tokens that may live on the GPU; larger data stays on the host, mapped from its file.
-ON_DEVICE = 4 << 30
-# Where padding costs more than another pass, every row of a pass is at least so much of its longest row.
-EVEN = 0.75
+DEVICE_BYTES = 4 << 30
+# A row shorter than this share of a pass's longest row begins another pass, unless padding it costs less than a pass.
+SHORTEST_SHARE = 0.75
 
 
 def shuffled(count: int, seed: int, epoch: int) -> Tensor:
@@ -58,7 +58,7 @@ def row_widths(part: PaddingPart, pairs: Pairs, rows: Tensor, draws: Tensor) -> 
 
 def _stored(pairs: Pairs, device: torch.device) -> Pairs:
     """The pairs on the device, or where they are if their tokens would take too much of its memory."""
-    return pairs.to(device) if pairs.tokens.nbytes <= ON_DEVICE else pairs
+    return pairs.to(device) if pairs.tokens.nbytes <= DEVICE_BYTES else pairs
 
 
 class PaddedRows:
@@ -181,7 +181,7 @@ def plan(lengths: Sequence[int], limit: PassLimit, *, least: int = 1) -> list[li
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         length = lengths[row]
         size = limit.size(len(passes[-1]) + 1, longest, total + length) if passes else math.inf
-        alike = limit.end_to_end or size <= limit.small or length >= EVEN * longest
+        alike = limit.end_to_end or size <= limit.small or length >= SHORTEST_SHARE * longest
         if size <= limit.tokens and alike:
             passes[-1].append(row)
             total += length

@@ -56,31 +56,24 @@ class CorpusRequest:
 class Counts:
     """Where the conversations and their examples went, as far as `prepare` has come.
 
-    `conversations` is the sum of the conversations dropped and those used; `examples`, made from the latter, is the
-    sum of the examples dropped and those kept. The reasons are those of chats.REASONS.
+    A conversation gives examples or is dropped, and an example is kept or dropped, for one of chats.REASONS.
     """
 
     conversations: int = 0
-    examples: int = 0
-    dropped_conversations: dict[str, int] = field(default_factory=dict)
-    dropped_examples: dict[str, int] = field(default_factory=dict)
     kept_whole: int = 0
     kept_cut: int = 0  # kept, with the response cut at max_length
-    places: dict[str, list[str]] = field(default_factory=dict)  # by reason, where the first odd rows stand
+    dropped: dict[str, int] = field(default_factory=dict)  # conversations and examples, by reason
+    places: dict[str, list[str]] = field(default_factory=dict)  # by reason, where the first of them stand
 
     @property
     def kept(self) -> int:
         return self.kept_whole + self.kept_cut
 
-    def note(self, reason: str, place: str) -> None:
+    def drop(self, reason: str, place: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
         places = self.places.setdefault(reason, [])
         if len(places) < LISTED and place not in places:
             places.append(place)
-
-    def __str__(self) -> str:
-        dropped = [*self.dropped_conversations.items(), *self.dropped_examples.items()]
-        parts = ", ".join(f"{count} ({REASONS[reason]})" for reason, count in dropped)
-        return f"conversations read: {self.conversations}; dropped: {parts or 'none'}"
 
 
 def prepare(
@@ -99,24 +92,21 @@ def prepare(
         for place, outcomes in _encoded(sources, name, request):
             counts.conversations += 1
             for one in outcomes:
-                reason, dropped = one.reason, counts.dropped_conversations
+                reason = "repeated" if one.digest in seen else one.reason
                 if one.digest is not None:
-                    counts.examples += 1
-                    dropped = counts.dropped_examples
-                    reason = "repeated" if one.digest in seen else reason
                     seen.add(one.digest)
                 if reason in chats.FAULTS and not request.skip_bad:
                     raise DataError(f"{place}: {one.detail}; correct it, or pass --skip-bad.")
                 if reason:
-                    counts.note(reason, place)
-                    dropped[reason] = dropped.get(reason, 0) + 1
+                    counts.drop(reason, place)
                     continue
                 ids = [*one.prompt, *one.response][: request.max_length]
                 answer = len(ids) - len(one.prompt)
                 rows.extend((len(one.prompt), answer, answer == len(one.response)))
                 spool.write(np.array(ids, dtype=np.int32).tobytes())
         if not rows:
-            raise DataError(f"nothing to learn; {counts}.")
+            dropped = ", ".join(f"{n} ({REASONS[reason]})" for reason, n in counts.dropped.items())
+            raise DataError(f"nothing to learn in {counts.conversations} conversations; dropped: {dropped}.")
         spool.flush()
         lengths = np.frombuffer(rows, dtype=np.int64).reshape(-1, 3)
         order = np.random.default_rng(request.seed).permutation(len(lengths))
@@ -128,7 +118,7 @@ def prepare(
     counts.kept_whole = int(whole.sum())
     counts.kept_cut = len(kept) - counts.kept_whole
     if len(kept) < len(lengths):
-        counts.dropped_examples["not_sampled"] = len(lengths) - len(kept)
+        counts.dropped["not_sampled"] = len(lengths) - len(kept)
     facts = {"counts": asdict(counts), "request": asdict(request)}
     notes = {"sources": list(sources), "tokenizer": name, **facts}
     return Prepared(Pairs(taken, prompt, response, whole.bool()), roles, notes), counts

@@ -24,15 +24,16 @@ from voidpad.training.losses import Normaliser, Objective
 from voidpad.training.prepared import Prepared
 from voidpad.training.recipe import LoraPart, Scratch, TrainingRecipe
 
-LONG = (300, 600.0)  # updates or seconds of a run that compilation, a minute or two, pays for
-# Parameters from which on a GPU computes rows end to end: faster at 7.6 billion, slower than padding at 2.5 million.
-LARGE = 1_000_000_000
-# Parameters times tokens that a GPU computes in the time which the host needs to launch a pass: an estimate for 20 ms.
-LAUNCHED = 1e12
-ON_CPU = 4096  # tokens of a pass; larger ones are no faster there
-ON_GPU = 2048  # at least: smaller ones leave a GPU's matrix products below full speed
-# Parameters of the layers times tokens of a pass: beyond it a larger pass is no faster on a GPU.
-ENOUGH = 5e13
+# Shorter runs are not compiled, because compilation takes a minute or two.
+COMPILED_UPDATES, COMPILED_SECONDS = 300, 600.0
+# A GPU lays the rows of networks of so many parameters end to end. That was faster at 7.6 billion, and slower than
+# padding at 2.5 million.
+END_TO_END_PARAMETERS = 1_000_000_000
+# Tokens of a pass. On a CPU larger ones are no faster; on a GPU smaller ones compute below full speed, and larger ones
+# are no faster beyond this product of tokens and the layers' parameters.
+CPU_TOKENS, LEAST_GPU_TOKENS, GPU_WORK = 4096, 2048, 5e13
+# Tokens times parameters that a GPU computes while the host launches another pass: an estimate for 20 ms.
+LAUNCH_WORK = 1e12
 
 
 # The network
@@ -135,13 +136,14 @@ def _with_lora(model: models.Model, recipe: TrainingRecipe, part: LoraPart) -> m
 def should_compile(recipe: TrainingRecipe, *, examples: int) -> bool:
     """Whether the layers are compiled. `auto`: on a GPU, in a run long enough to earn the time back.
 
-    It takes triton, which builds its launchers with a C compiler.
+    Compilation needs triton, which builds its launchers with a C compiler.
     """
     run = recipe.run
     if run.compile != "auto":
         return run.compile
     updates = run.steps or (run.epochs or 0) * examples / run.global_batch
-    if (updates < LONG[0] and (run.seconds or 0) < LONG[1]) or run.fsdp or recipe.model.quantize:
+    is_long = updates >= COMPILED_UPDATES or (run.seconds or 0) >= COMPILED_SECONDS
+    if not is_long or run.fsdp or recipe.model.quantize:
         return False
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return torch.cuda.is_available() and find_spec("triton") is not None and compiler is not None
@@ -203,9 +205,9 @@ def update_passes(
         tokens = run.pass_tokens
     elif torch.cuda.is_available():
         inside = sum(p.numel() for p in model.net.get_decoder().layers.parameters())
-        tokens = max(ON_GPU, rows.longest, int(ENOUGH / inside))
+        tokens = max(LEAST_GPU_TOKENS, rows.longest, int(GPU_WORK / inside))
     else:
-        tokens = max(ON_CPU, rows.longest)
+        tokens = max(CPU_TOKENS, rows.longest)
     limit = pass_limit(recipe, compiled=compiled, parameters=model.parameters, tokens=tokens)
     if limit.end_to_end:
         model.net.set_attn_implementation(packed.NAME)
@@ -219,18 +221,18 @@ def update_passes(
 def pass_limit(recipe: TrainingRecipe, *, compiled: bool, parameters: int, tokens: int) -> PassLimit:
     """How rows lie in a pass.
 
-    They lie end to end on a CPU, where attention runs row by row, and for LARGE networks in half precision on a GPU,
-    by a variable-length kernel. Rows of one length need no such thing, compiled code without the kernel has few shapes
-    only if rows are padded, and a `model.attention` that the recipe names is used as it is. A GPU computes padding of a
-    small network faster than the host launches another pass.
+    They lie end to end on a CPU, where attention runs row by row, and on a GPU for large networks in half precision,
+    where a kernel takes rows of different lengths. They are padded if all have one length, if compiled code would
+    otherwise see too many shapes, and if the recipe names a `model.attention`, which may not know rows end to end. A
+    GPU computes the padding of a small network faster than the host launches another pass.
     """
     cuda = torch.cuda.is_available()
     uniform = recipe.data.layout == "packed" or isinstance(recipe.padding.width, int)
     if not (uniform or recipe.model.attention):
         half = recipe.run.computes_in_bfloat16(cuda=cuda)
-        if cuda and half and parameters >= LARGE and packed.kernel_exists():
+        if cuda and half and parameters >= END_TO_END_PARAMETERS and packed.kernel_exists():
             return PassLimit(tokens, end_to_end=True, multiple=128)
         if not (cuda or compiled):
             return PassLimit(tokens, end_to_end=True)
-    small = int(LAUNCHED / parameters) if cuda else 0
+    small = int(LAUNCH_WORK / parameters) if cuda else 0
     return PassLimit(tokens, multiple=32 if compiled and not uniform else 1, small=small)

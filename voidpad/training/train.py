@@ -7,6 +7,8 @@ way back from a checkpoint.
 
 An update is an optimizer step on `run.global_batch` examples. It is computed in passes: a pass is one forward and
 backward call. How the examples are divided into passes changes speed and memory, not the gradient (batches.py).
+accelerate starts the processes, adds up their numbers and talks to the trackers. It prepares no model and no data:
+passes are built where they are computed, and processes average their gradients once an update.
 
 A restart is exact. Rows, noise, dropout and learning rate are functions of the seed and of the number of the update, so
 a checkpoint holds weights, the optimizers' state and how far the run has come.
@@ -110,6 +112,8 @@ class Run:
         )
         self.device, self.processes = self.accelerator.device, self.accelerator.num_processes
         self.bfloat16 = settings.computes_in_bfloat16(cuda=cuda)
+
+        # The network, and its work: `passes[n]` are the passes of this process for update n.
         self.model = setup.model_to_train(recipe, prepared, self.device)
         self.compiled = setup.should_compile(recipe, examples=len(prepared.pairs))
         self.passes, self.held_out = setup.update_passes(
@@ -124,12 +128,13 @@ class Run:
         if isinstance(settings.save_every, float):  # a share of the run
             self.save_every = max(1, round(settings.save_every * (self.total or 0)))
 
+        # How the network is computed.
         if self.compiled:
             # A released model under LoRA is bfloat16: fused kernels then round where separate ones would, and the loss
             # is that of the run without compilation.
             options = {"emulate_precision_casts": True} if recipe.lora else None
             compile_layers(self.model.net.get_decoder(), options=options)
-        # The network with the loss at its end: what is called in a pass, and what FSDP shards.
+        # The network with the loss at its end: what a pass calls, and what FSDP shards.
         self.module: Any = SlotLoss(self.model.net).to(self.device)
         self.recomputing = False
         if settings.checkpointing is True:
@@ -198,7 +203,7 @@ class Run:
             if save:
                 self.save()
             yield entries
-        for tracker in self.accelerator.trackers:
+        for tracker in self.accelerator.trackers:  # `end_training` would end the process group, too
             tracker.finish()
 
     def _must_stop(self, deadline: float) -> bool:
@@ -208,9 +213,10 @@ class Run:
         late = self.finished or time.monotonic() >= deadline
         if self.processes == 1:
             return late
-        # Clocks differ, so processes agree by a message, which not every update is worth.
-        asked = self.update % self.recipe.run.log_every == 0
-        return asked and bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
+        # Clocks differ, so the processes ask each other, but not after every update: that would cost time.
+        if self.update % self.recipe.run.log_every:
+            return False
+        return bool(self.accelerator.reduce(torch.tensor(float(late), device=self.device), "sum"))
 
     def _make_update(self) -> Tensor:
         """One update of the weights; returns the norm of its gradient."""
@@ -218,8 +224,7 @@ class Run:
         self._compute_gradients()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if self.processes > 1 and not self.sharded:
-            # Processes meet here, once an update, and not inside their backward passes as under DDP, because they may
-            # make different numbers of passes.
+            # Here and not in the backward passes, as under DDP: processes may make different numbers of passes.
             for gradient in gradients:
                 torch.distributed.all_reduce(gradient)
                 gradient /= self.processes
@@ -286,7 +291,7 @@ class Run:
         if self.sharded:  # the other processes wait inside this very pass
             raise ConfigError(f"out of memory in {largest:,} tokens; lower run.pass_tokens.") from error
         single_rows = len(passes) == self.passes.share.global_batch // self.processes
-        small = largest <= setup.ON_GPU or single_rows
+        small = largest <= setup.LEAST_GPU_TOKENS or single_rows
         if small and self.recipe.run.checkpointing == "auto" and not self.recomputing:
             self._recompute_layers()
         elif not single_rows:
@@ -303,6 +308,7 @@ class Run:
 
     def _log(self, gradient_norm: Tensor) -> Entry:
         """The entry of an update: means since the last entry and over all processes."""
+        # Each process has the mean loss over its own rows.
         (loss, tokens), *by_kind = self.accelerator.reduce(self._sums, "sum").tolist()
         self.tokens += int(tokens)
         norm = gradient_norm.full_tensor() if isinstance(gradient_norm, DTensor) else gradient_norm
@@ -410,15 +416,20 @@ class Run:
 
     def finish(self) -> Trained:
         """Export the final model if the run is at its end, and say what there is."""
-        folder, finished = self._checkpoint(self.update), self.finished
-        if finished:
-            last, folder = folder, self.output / checkpoint.FINAL
-            if self.accelerator.is_main_process:
-                model = load(last) if self.sharded else self.model
-                checkpoint.export(model, folder, self.recipe.run.export)
+        last, final, finished = self._checkpoint(self.update), self.output / checkpoint.FINAL, self.finished
+        if finished and self.accelerator.is_main_process:
+            model = load(last) if self.sharded else self.model
+            checkpoint.export(model, final, self.recipe.run.export)
         self.accelerator.wait_for_everyone()
-        best, best_loss = self._best_checkpoint(), self.best[1] if self.best else None
-        return Trained(folder, finished, self.update, self.seconds, self.tokens, best, best_loss)
+        return Trained(
+            folder=final if finished else last,
+            finished=finished,
+            steps=self.update,
+            seconds=self.seconds,
+            tokens=self.tokens,
+            best=self._best_checkpoint(),
+            best_loss=self.best[1] if self.best else None,
+        )
 
     def _checkpoint(self, update: int) -> Path:
         return self.output / f"checkpoint-{update}"

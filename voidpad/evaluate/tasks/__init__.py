@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the graders' processes need no data
     from datasets import Dataset, DatasetDict
 
 FOLDER = Path(__file__).resolve().parent
-Item = dict[str, Any]
+Doc = dict[str, Any]  # one item, as lm-eval calls it
 Splits = dict[str, "Dataset"]
 
 
@@ -32,13 +32,13 @@ def from_hub(*name: str) -> "DatasetDict":
         ) from error
 
 
-def split_of(items: Iterable[Item]) -> "Dataset":
+def split_of(items: Iterable[Doc]) -> "Dataset":
     import datasets
 
     return datasets.Dataset.from_list(list(items))
 
 
-def read_lines(folder: Path, name: str) -> list[Item]:
+def read_lines(folder: Path, name: str) -> list[Doc]:
     """The items of a JSON-lines file, zipped or not."""
     plain = folder / name
     path = plain if plain.is_file() else plain.with_name(f"{name}.gz")

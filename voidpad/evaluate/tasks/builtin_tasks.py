@@ -5,8 +5,8 @@ from pathlib import Path
 
 from voidpad.builtin.problems import Problem, first_answer
 from voidpad.builtin.tasks import check, heldout, program
-from voidpad.evaluate.tasks import Splits, split_of
-from voidpad.evaluate.tasks.graders import Doc, no_program
+from voidpad.evaluate.tasks import Doc, Splits, split_of
+from voidpad.evaluate.tasks.graders import no_program
 
 ITEMS = 500
 

@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from voidpad.errors import VoidpadError, printable
+from voidpad.errors import VoidpadError
+from voidpad.evaluate.tasks import Doc
 
-Doc = dict[str, Any]
 Filter = Callable[[Sequence[Sequence[str]], Sequence[Doc]], list[Any]]
 Grader = Callable[[str, Doc], Any]
 Wrong = Callable[[str], Any]  # from a reason to what the grader gives for a wrong answer
@@ -42,18 +42,18 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: int = SECONDS) -> Filter:
     """
 
     def apply(answers: Sequence[Sequence[str]], docs: Sequence[Doc]) -> list[Any]:
-        mine = threading.local()  # every thread has a child of its own
+        thread = threading.local()
         children: list[_Child] = []
 
+        def add_child() -> None:
+            thread.child = _Child(grade, wrong, seconds)
+            children.append(thread.child)
+
         def judge(answer: Sequence[str], doc: Doc) -> Any:
-            if not hasattr(mine, "child"):
-                mine.child = _Child(grade, seconds)
-                children.append(mine.child)
-            outcome, value = mine.child.grade(answer[0], doc)
-            return wrong(value) if outcome == "raised" else value
+            return thread.child.grade(answer[0], doc)
 
         count = max(1, min(len(answers), len(os.sched_getaffinity(0)), PROCESSES))
-        with ThreadPoolExecutor(count) as pool:
+        with ThreadPoolExecutor(count, initializer=add_child) as pool:
             try:
                 return list(pool.map(judge, answers, docs))
             finally:
@@ -67,12 +67,12 @@ def isolated(grade: Grader, wrong: Wrong, *, seconds: int = SECONDS) -> Filter:
 class _Child:
     """A child process that grades; started when first used, and again after it died."""
 
-    def __init__(self, grade: Grader, seconds: int) -> None:
+    def __init__(self, grade: Grader, wrong: Wrong, seconds: int) -> None:
         self._serves = (grade.__module__, grade.__name__, seconds)
+        self._wrong = wrong
         self._process: Any = None
 
-    def grade(self, answer: str, doc: Doc) -> tuple[str, Any]:
-        """("value", the grader's value), or ("raised", the reason why there is none)."""
+    def grade(self, answer: str, doc: Doc) -> Any:
         if self._process is None:
             self._start()
         reply = ""
@@ -83,9 +83,9 @@ class _Child:
         if not reply:
             self.stop()
             seconds = self._serves[-1]
-            return "raised", f"grading was stopped: it takes over {seconds} seconds or too much memory"
+            return self._wrong(f"grading was stopped: it takes over {seconds} seconds or too much memory")
         outcome, value = json.loads(reply)
-        return outcome, value
+        return self._wrong(value) if outcome == "raised" else value
 
     def _start(self) -> None:
         # Python's own library comes first, then what this process imports from: the child grades with the same
@@ -128,12 +128,5 @@ def serve(module: str, name: str, seconds: int) -> None:
             try:
                 reply = "value", grade(*json.loads(line))
             except Exception as error:
-                reply = "raised", _reason(error)
+                reply = "raised", type(error).__name__  # its text may be huge, or impossible to make
             print(json.dumps(reply), file=replies, flush=True)
-
-
-def _reason(error: Exception) -> str:
-    try:
-        return printable(f"{type(error).__name__}: {error}"[:200])
-    except Exception:  # an exception whose text cannot be made, such as an integer of too many digits
-        return type(error).__name__

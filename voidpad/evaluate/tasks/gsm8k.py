@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from voidpad.evaluate.tasks import Item, Splits, from_hub, read_lines, split_of
+from voidpad.evaluate.tasks import Doc, Splits, from_hub, read_lines, split_of
 
 
 def items(folder: Path | None = None) -> Splits:
@@ -13,7 +13,7 @@ def items(folder: Path | None = None) -> Splits:
     return {part: split_of(read_lines(folder, f"gsm8k_{part}.jsonl")) for part in parts}
 
 
-def prompt(doc: Item) -> str:
+def prompt(doc: Doc) -> str:
     return f"Question: {doc['question']}\nAnswer:"  # faster than a template, and a prompt has six of them
 
 

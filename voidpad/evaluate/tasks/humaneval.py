@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
+from voidpad.evaluate.tasks import Doc, Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.code import (
     Cleaner,
     defines,
@@ -16,7 +16,7 @@ from voidpad.evaluate.tasks.code import (
     tidy,
     tree_of,
 )
-from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
+from voidpad.evaluate.tasks.graders import isolated, no_program
 
 PYTHON_FENCE = "```python\n"
 FENCE = "```"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from voidpad.errors import DataError
-from voidpad.evaluate.tasks import Item, Splits, from_hub, read_lines, split_of
-from voidpad.evaluate.tasks.graders import Doc, isolated
+from voidpad.evaluate.tasks import Doc, Splits, from_hub, read_lines, split_of
+from voidpad.evaluate.tasks.graders import isolated
 
 PROMPT = (
     "Work out the answer to the problem below, briefly and one step at a time. End with a line of exactly "
@@ -46,7 +46,7 @@ def items(folder: Path | None = None) -> Splits:
     return {"test": split_of(map(_item, found))}
 
 
-def _item(item: Item) -> Item:
+def _item(item: Doc) -> Doc:
     gold = item["answer"] if "solution" in item else boxed(item["answer"])
     if gold is None:
         raise DataError(f"math500: no box in the answer {item['answer'][-200:]!r}")

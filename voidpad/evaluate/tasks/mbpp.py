@@ -6,7 +6,7 @@ import re
 from itertools import product
 from pathlib import Path
 
-from voidpad.evaluate.tasks import Splits, from_hub, read_lines, split_of
+from voidpad.evaluate.tasks import Doc, Splits, from_hub, read_lines, split_of
 from voidpad.evaluate.tasks.code import (
     Cleaner,
     longest_span,
@@ -15,7 +15,7 @@ from voidpad.evaluate.tasks.code import (
     tidy,
     tree_of,
 )
-from voidpad.evaluate.tasks.graders import Doc, isolated, no_program
+from voidpad.evaluate.tasks.graders import isolated, no_program
 
 TESTS = 3
 SHOT_IDS = (2, 3, 4)

@@ -12,7 +12,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.task import ConfigurableTask
 
 from voidpad.errors import ConfigError
-from voidpad.evaluate.tasks.graders import Doc
+from voidpad.evaluate.tasks import Doc
 from voidpad.sandbox import ProgramTest, Sandbox, SandboxLimits
 
 
@@ -44,19 +44,14 @@ class Benchmark(ConfigurableTask):  # type: ignore[misc]  # lm-eval has no types
         return self.metrics[0], self._filters[0].name
 
     def shots(self, wanted: int | None) -> int:
-        """The wanted number of shots, or without one the YAML's; more than there are is refused.
+        """The wanted number of shots, or without one the YAML's.
 
-        lm-eval would draw shots from the items under test where a task names no others.
+        Refused where the task names no items to draw them from: lm-eval would draw from those under test.
         """
         number = self.config.num_fewshot or 0 if wanted is None else wanted
         source = self.fewshot_cfg
-        own = source.split is not None or source.samples is not None or self.has_training_docs()
-        drawn = len(self.sampler.df) if own or (self.has_validation_docs() and self.has_test_docs()) else 0
-        if source.split is not None and source.split == self.config.test_split:
-            drawn -= 1  # an item is no shot of its own prompt
-        if number > drawn:
-            name = self.task_name
-            raise ConfigError(f"num_fewshot={number}: task {name} has {drawn} items to draw shots from")
+        if number and not (source.split or source.samples or self.has_training_docs()):
+            raise ConfigError(f"num_fewshot={number}: task {self.task_name} has no items to draw shots from")
         return number
 
     def grade(self, docs: Sequence[Doc], answers: Sequence[str]) -> list[dict[str, Any]]:

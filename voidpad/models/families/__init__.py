@@ -27,21 +27,23 @@ def family_named(name: str) -> Family:
     return FAMILIES[name]
 
 
-def recognise(config: Mapping[str, Any], *, where: str, given: str | None = None) -> Family:
+def recognise(config: Mapping[str, Any], *, where: str, name: str = "", given: str | None = None) -> Family:
     """The family of a released config.json.
 
-    `given` is the family that the user named. Dense models and mixtures of experts may carry the same model_type
-    (LLaDA-MoE says `llada`): the experts tell them apart.
+    `name` is what the user typed (some hub checkpoints are known by it), `given` the family the user named. Dense
+    models and mixtures of experts may carry the same model_type (LLaDA-MoE says `llada`): the experts tell them apart.
     """
     tried = [family_named(given)] if given else list(FAMILIES.values())
     kind = str(config.get("model_type")).lower()
     architectures = config.get("architectures") or []
     experts = "num_experts" in config or any("moe" in str(one).lower() for one in [kind, *architectures])
     for family in tried:
-        types = family.model_types + (family.unmarked_types if given else ())
-        if family.experts == experts and kind in types:
+        unmarked = kind in family.unmarked_types and (given or name in family.hub_ids)
+        if family.experts == experts and (kind in family.model_types or unmarked):
             return family
+    hints = [f"--family {family.name}" for family in tried if kind in family.unmarked_types]
+    fix = f", or name the family of a masked diffusion model ({', '.join(hints)})" if hints else ""
     raise WeightsError(
-        f"{where}: model_type {shown(kind)} is not covered; use a released checkpoint, a folder saved by voidpad, or "
-        "the right --family if this is a masked diffusion model whose config.json does not say so."
+        f"{where}: model_type {shown(kind)}{' with experts' if experts else ''} is not covered"
+        f"{f' as family {given!r}' if given else ''}; use a released checkpoint or a folder saved by voidpad{fix}."
     )

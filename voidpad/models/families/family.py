@@ -80,6 +80,7 @@ class Family:
     # Released files
     model_types: tuple[str, ...]  # model_type in a released config.json, lower case
     unmarked_types: tuple[str, ...] = ()  # model types that count only when the user names the family
+    hub_ids: tuple[str, ...] = ()  # hub checkpoints whose config.json does not name the family
     # Fields of a released config.json: those that the stock class has under the same name, those that must be there
     # with one of these values, and others that `translated` reads.
     copied: frozenset[str] = STOCK
@@ -105,6 +106,9 @@ class Family:
     # the name of the checkpoint.
     block_field: str | None = None
     block_name: str | None = None
+    # Ids by role of an adapter of the authors' training code, which carries no card; none where the tokenizer does not
+    # fit them. None: the base's own roles are right.
+    adapter_roles: Callable[[PreTrainedTokenizerBase], Mapping[str, Any]] | None = None
 
     # Training
     loss: str = "per_row"  # how the sum of the loss is normalised: a name in training/losses.py

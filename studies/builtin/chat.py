@@ -1,12 +1,14 @@
 """Small talk: greetings, questions about the model, thanks, and questions that it cannot answer.
 
-Replies are short and honest: what the model is, what it can do, and one example to try. Judged by template.
+Replies are short and honest: what the model is, what it can do, and one example to try. Judged by template. It is in
+the training data of the built-in models, and no benchmark.
 """
 
 import re
 from random import Random
 
 from voidpad.builtin.problems import Problem, Task, between, one_of, weighted
+from voidpad.builtin.tasks import EVERY
 from voidpad.builtin.words import made_up, person, place, thing
 
 GREETINGS = (
@@ -140,3 +142,4 @@ def right(problem: Problem, text: str) -> bool:
 
 
 CHAT = Task("tiny_chat", draw, answer, right)
+TRAINED = EVERY | {CHAT.name: CHAT}  # what the built-in models are trained on
