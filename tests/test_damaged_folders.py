@@ -154,12 +154,6 @@ def test_an_adapter_that_cannot_be(folder, changes):
     refused(path)
 
 
-def test_an_adapter_of_an_adapter_is_refused(folder):
-    path = folder("adapter")
-    change(path / "adapter_config.json", base_model_name_or_path=str(path))
-    refused(path, "config.json")
-
-
 def test_an_adapter_starts_no_computation(folder):
     """`pissa` decomposes every weight of the base, and replaces it."""
     path = folder("adapter")

@@ -85,7 +85,7 @@ def own():
 before = own()
 data = prepared.read(sys.argv[1])
 rows = PaddedRows(data.pairs, data.roles, PaddingPart(), seed=42)
-rows(0, torch.arange(6), rows.lengths(0, torch.arange(6), 6)[0])
+rows.batch(0, torch.arange(6), rows.lengths(0, torch.arange(6), 6)[0])
 print(data.pairs.tokens.nbytes >> 20, own() - before)
 """
 
@@ -113,8 +113,10 @@ def test_damaged_files_are_refused(tmp_path):
         metadata = file.metadata()
     few = {"tokens": pairs.tokens, "prompt": pairs.prompt}
     short = {**few, "response": pairs.response - 1, "complete": pairs.complete}
+    every = {name: getattr(pairs, name) for name in data.TENSORS}
+    strange = [{**every, "tokens": tokens} for tokens in (-pairs.tokens, pairs.tokens / 2)]
     damages = [whole[:-3], whole.replace(b'"version":"1"', b'"version":"7"'), b"text"]
-    damages += [save(tensors, metadata) for tensors in (few, short)]
+    damages += [save(tensors, metadata) for tensors in (few, short, *strange)]
     for damaged in damages:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"^[^\n]*x\.safetensors[^\n]*$"):

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 from originals import logits
 from training_runs import materials, recipe
 from voidpad.commands.cli import app
-from voidpad.decode.denoise import HFDenoiser
 from voidpad.decode.presets import schema
-from voidpad.decode.rows import Rows
 from voidpad.engine.batching import Engine
 from voidpad.engine.packed import PackedDenoiser
 from voidpad.errors import ConfigError, WeightsError
@@ -21,21 +19,6 @@ from voidpad.models import FAMILIES, load, merge, random_model, save
 from voidpad.training.train import train
 
 LLADA_MOE = FAMILIES["llada_moe"]
-
-
-def test_packed_rows_with_a_norm_of_the_keys():
-    """Few requested slots: the last layer computes those only, and its keys must be normed as the layer norms them."""
-    model = random_model("llada_moe", kv_heads=2, seed=2, dtype=torch.float64)
-    model.net.set_experts_implementation("eager")  # the others have no float64
-    for layer in model.net.model.layers:
-        layer.self_attn.k_norm.weight.data.uniform_(0.5, 2, generator=torch.Generator().manual_seed(1))
-    canvas = Rows.blank([[13, 19, 14, 15, 18], [17, 16]], torch.tensor([4, 6]), model.roles)
-    denoise = HFDenoiser(model.net.model, model.net.lm_head)
-    few = canvas.masked & (canvas.masked.cumsum(1) <= 2)
-    for where in (few, canvas.masked):
-        torch.testing.assert_close(
-            PackedDenoiser(denoise)(canvas, where), denoise(canvas, where), atol=1e-12, rtol=0
-        )
 
 
 @pytest.mark.parametrize("name", ["void", "void-expansion", "original@authors"])

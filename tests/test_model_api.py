@@ -102,23 +102,16 @@ def test_text_is_cut_at_an_end_and_holds_no_special_token(models):
 
 
 def test_random_models_are_reproducible_and_of_the_asked_shape():
-    state = torch.get_rng_state()
-    sizes = {
-        "vocab": 120,
-        "hidden": 24,
-        "layers": 3,
-        "heads": 6,
-        "kv_heads": 3,
-        "intermediate": 40,
-        "context": 96,
-    }
+    state, sizes = (
+        torch.get_rng_state(),
+        {"vocab": 120, "heads": 6, "kv_heads": 3, "hidden": 24, "context": 96},
+    )
     a, b, c = (random_model("dream", **sizes, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert (logits(a) == logits(b)).all()
     assert (logits(a) != logits(c)).any()
     config = a.net.config
-    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers, a.context) == (120, 24, 3, 96)
-    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (6, 3, 40)
+    assert (config.num_attention_heads, config.num_key_value_heads, a.context) == (6, 3, 96)
     assert logits(a).shape == (2, 8, 120)
     text = "The answer: 2 + 2 = 4!\n#### 4"
     assert a.text(a.encode(text, raw=True)) == text

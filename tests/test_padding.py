@@ -117,7 +117,7 @@ def test_a_row_with_gaps_is_as_wide_as_its_text(tmp_path, part):
     rows = PaddedRows(pairs, ROLES, PaddingPart(**part), seed=42)
     for epoch in range(5):
         width, end = rows.lengths(epoch, torch.arange(8), 4)
-        batch, origin = rows(epoch, torch.arange(8), width)
+        batch, origin = rows.batch(epoch, torch.arange(8), width)
         gaps = origin.example % 2 == 0
         assert (end[gaps] == 7).all()
         noised = Objective(ROLES.mask, forced=True).noise(batch, origin)

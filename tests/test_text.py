@@ -1,8 +1,6 @@
 """Prompts as ids: what a person typed stays text, and everything else is as the tokenizer has it."""
 
 import contextlib
-import gzip
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -78,23 +76,11 @@ def user(text):
 # Plain prompts
 
 
-def benchmark_prompts(data_dir):
-    folder = data_dir / "benchmarks"
-    for name, field in (("gsm8k_test", "question"), ("math500", "question"), ("mbpp", "text")):
-        for line in (folder / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)[field]
-    with gzip.open(folder / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)["prompt"]
-
-
-@KINDS
-def test_benchmark_prompts_have_the_ids_of_the_template(data_dir, tokenizers, kind):
-    tokenizer, roles = tokenizers[kind]
-    for prompt in list(benchmark_prompts(data_dir))[::23]:
-        assert encode_chat(tokenizer, user(prompt), roles=roles) == rendered(tokenizer, user(prompt)), prompt
-
-
+USUAL = [
+    "Weng earns $12 an hour.  Yesterday, she babysat 50 minutes.\n\nHow much?\n",
+    'from typing import List\n\n\ndef f(x: List[int]) -> int:\n    """ Sum.\n    >>> f([1])\n    1\n    """\n',
+    "Evaluate $\\frac{1}{2} < |x| \\le \\sqrt[3]{8}$.",
+]
 TURNS = st.lists(st.sampled_from(["user", "assistant"]), max_size=4).map(lambda roles: [*roles, "user"])
 
 
@@ -109,7 +95,7 @@ def test_plain_conversations_have_the_ids_of_the_template(tokenizers, kind, data
     tokenizer, roles = tokenizers[kind]
     turns = data.draw(TURNS)
     letters = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-    texts = [data.draw(letters) for _ in turns]
+    texts = [data.draw(letters | st.sampled_from(USUAL)) for _ in turns]
     names = [entry.content for entry in tokenizer.added_tokens_decoder.values()]
     if any(name in text for text in texts for name in names):
         return

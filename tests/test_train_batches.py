@@ -68,7 +68,9 @@ def test_any_batch_can_be_asked_for_at_any_time():
 
 def test_an_epoch_shows_every_example_once():
     rows = padded(count=30)
-    one, two = (rows(epoch, torch.arange(30), torch.full((30,), 9))[1].example.tolist() for epoch in (3, 4))
+    one, two = (
+        rows.batch(epoch, torch.arange(30), torch.full((30,), 9))[1].example.tolist() for epoch in (3, 4)
+    )
     assert sorted(one) == sorted(two) == list(range(30))
     assert one != two != list(range(30)) != one
 
@@ -88,7 +90,7 @@ def test_packed_rows_begin_with_a_whole_document_and_noise_reaches_prompts():
     for k in rows.documents(0)[0].tolist():
         starts.append(len(text))
         text += [*store[k].prompt, *store[k].response, *([ROLES.eos] if store[k].complete else [])]
-    batch, _ = rows(0, torch.arange(rows.count), torch.full((rows.count,), 16))
+    batch, _ = rows.batch(0, torch.arange(rows.count), torch.full((rows.count,), 16))
     for number, row in enumerate(batch.ids.tolist()):
         begin = max(start for start in starts if start <= number * 16)
         assert row == text[begin : begin + 16]

@@ -32,7 +32,7 @@ def folder(folders):
 
 def plain_loss(run, passes, position):
     """The loss of one mini-batch, padded and computed by itself, times its rows."""
-    batch, origin = passes.rows(0, position, passes.rows.lengths(0, position, len(position))[0])
+    batch, origin = passes.rows.batch(0, position, passes.rows.lengths(0, position, len(position))[0])
     noised = passes.objective.noise(batch, origin)
     slots = passes.objective.loss_slots(batch, noised)
     run.module.net.set_attn_implementation("sdpa")

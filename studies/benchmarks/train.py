@@ -306,7 +306,7 @@ def compile_layers(net: Any, *, rounded: bool) -> None:
 
 def full_batch(padded: PaddedRows, asked: Objective, k: int, rows: int) -> dict[str, torch.Tensor]:
     position = torch.arange(k * rows, (k + 1) * rows)
-    batch, origin = padded(0, position, padded.lengths(0, position, rows)[0])
+    batch, origin = padded.batch(0, position, padded.lengths(0, position, rows)[0])
     noised = asked.noise(batch, origin)
     rate = torch.where(batch.eos, 1.0, noised.rate[:, None])
     return {

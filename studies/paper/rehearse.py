@@ -28,7 +28,8 @@ from voidpad.commands.cli import app
 from voidpad.experiments.sweep_recipe import SweepRecipe, read
 from voidpad.models import DREAM, LLADA, Family, load, save
 from voidpad.models.fresh import random_net
-from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
+from voidpad.models.save import TOKENIZER_FILES
+from voidpad.models.text import read_tokenizer
 from voidpad.recipes import find_recipe
 from voidpad.roles import resolve
 
@@ -54,9 +55,8 @@ def random_release(family: Family, data: Path, folder: Path, *, seed: int = 0) -
     config = json.loads((released / "config.json").read_text(encoding="utf-8"))
     if family is DREAM:
         config |= SMALL_DREAM
-        for name in TOKENIZER_FILES:
-            if (released / name).is_file():
-                shutil.copyfile(released / name, folder / name)
+        for path in (path for pattern in TOKENIZER_FILES for path in released.glob(pattern)):
+            shutil.copyfile(path, folder / path.name)
     else:
         tokenizer = _small_tokenizer(released, data / "benchmarks" / "gsm8k_train.jsonl")
         tokenizer.save_pretrained(str(folder))

@@ -98,9 +98,9 @@ def between(rng: Random, low: int, high: int) -> int:
     return low + int(rng.random() * (high - low + 1))
 
 
-def laid_out(rng: Random, lines: Sequence[str], between: str = " ") -> str:
+def laid_out(rng: Random, lines: Sequence[str], separator: str = " ") -> str:
     """The lines of a question: mostly one below the other, sometimes in one line, as people type them."""
-    return (between if rng.random() < 0.25 else "\n").join(lines)
+    return (separator if rng.random() < 0.25 else "\n").join(lines)
 
 
 Forms = tuple[str, ...]

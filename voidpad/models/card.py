@@ -10,7 +10,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from voidpad.errors import WeightsError
-from voidpad.files import read_json, readable, store
+from voidpad.files import readable, store
 from voidpad.models.families import FAMILIES
 from voidpad.roles import Roles
 
@@ -45,9 +45,8 @@ def read_card(folder: Path) -> Card | None:
     path = folder / CARD
     if not path.is_file():
         return None
-    values = read_json(path)
     with readable(path, "card"):
-        card: Card = TypeAdapter(Card).validate_python(values)
+        card: Card = TypeAdapter(Card).validate_json(path.read_bytes())
     if card.family not in FAMILIES or card.padding not in (None, *PLANS):
         raise WeightsError(f"{path}: family {card.family!r} or padding {card.padding!r} is unknown.")
     return card

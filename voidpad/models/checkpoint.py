@@ -87,12 +87,10 @@ class Checkpoint:
         from voidpad.models.model import Model
 
         place, source, family = DeviceConfig(device, dtype, quantize), self.source, self.family
-        if source is None:
-            raise ConfigError(f"{self.name}: was made in this process and has no files to load.")
+        assert source is not None, "made in this process: there are no files to load"
         if quantize is not None and family.experts:
             raise ConfigError(
-                f"{self.name}: quantize={quantize!r} reaches linear layers only, not the experts, which hold nearly "
-                "all weights; drop quantize."
+                f"{self.name}: quantize={quantize!r} reaches linear layers only, not the experts; drop quantize."
             )
         where, found = str(source.folder), headers(source.folder)
         if self.config.num_hidden_layers > len(found):  # building such a network would take all memory
@@ -151,8 +149,7 @@ class Checkpoint:
         """Refuse, for a block-causal model, something that only full attention gives a meaning."""
         if self.card.causal_block:
             raise ConfigError(
-                f"{self.name}: {what} has no meaning for family {self.family.name!r}, whose attention is block-causal; "
-                "use a model with full attention."
+                f"{self.name}: {what} needs a model with full attention, and this one's attention is block-causal."
             )
 
     # Prompts
@@ -191,10 +188,7 @@ class Checkpoint:
                 f"prompt holds the id {outside}, outside the embedding; use the model's tokenizer."
             )
         if self.roles.mask in ids:
-            index = list(ids).index(self.roles.mask)
-            raise ConfigError(
-                f"prompt token {index} is the mask ({self.roles.mask}); remove it from the prompt."
-            )
+            raise ConfigError(f"prompt holds a token that is the mask ({self.roles.mask}); remove it.")
         if len(ids) + canvas > self.context:
             raise ConfigError(
                 f"prompt of {len(ids)} tokens: the model's context of {self.context} leaves room for "
@@ -345,8 +339,7 @@ def _adapted_card(base: Checkpoint, adapter: Adapter, given: Mapping[str, Any]) 
     if own is not None:
         if own.family != family.name:
             raise WeightsError(
-                f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of family "
-                f"{family.name!r}; use the adapter's own base."
+                f"{adapter.folder}: an adapter of family {own.family!r}, but {base.name} is of {family.name!r}."
             )
         # An adapter inherits its base's canvases, but not its thresholds, which were chosen for its probabilities.
         kept = ("canvas", "limit", "block")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -68,11 +69,8 @@ def decide(
 
 def _shared(choices: Sequence[list[int]], model: Model) -> int:
     """How many tokens all choices begin with; what follows them is text in every choice."""
-    first = choices[0]
-    size = next(
-        (n for n, column in enumerate(zip(*choices, strict=False)) if len(set(column)) > 1), len(first)
-    )
-    size = min(size, *(len(tokens) - 1 for tokens in choices))
+    equal = takewhile(lambda column: len(set(column)) == 1, zip(*choices, strict=False))
+    size = min(len(list(equal)), *(len(tokens) - 1 for tokens in choices))
     return next(
         n for n in range(size, -1, -1) if all(_text(tokens[n:], model) is not None for tokens in choices)
     )

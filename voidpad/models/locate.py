@@ -11,8 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 
 from voidpad.errors import ConfigError, ModelNotFoundError, WeightsError, first_line, printable
@@ -52,9 +51,8 @@ def locate(name: str | Path, *, download: bool = True) -> Path:
         )
     try:
         return Path(snapshot_download(str(name), allow_patterns=PATTERNS, local_files_only=not download))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
-        raise ModelNotFoundError(f"{name}: no such folder, and the hub gave nothing ({why}).") from error
+    except (OSError, ValueError) as error:  # those of the hub are kinds of these
+        raise ModelNotFoundError(f"{name}: no such folder, and the hub: {first_line(error)}") from error
 
 
 def is_adapter(folder: Path) -> bool:

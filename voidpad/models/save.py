@@ -24,9 +24,10 @@ from voidpad.models.card import CARD, read_card
 from voidpad.models.device import DTYPES
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
-from voidpad.models.text import TOKENIZER_FILES, read_tokenizer
+from voidpad.models.text import read_tokenizer
 from voidpad.models.weights import headers, quiet_transformers
 
+TOKENIZER_FILES = ("*token*.json", "vocab.json", "merges.txt", "*.jinja")
 _README = """---
 {front}
 pipeline_tag: text-generation
@@ -171,9 +172,8 @@ def _write_tokenizer(model: Model, release: Path, folder: Path) -> None:
     if any(token not in known for token in used):
         model.tokenizer.save_pretrained(str(folder))
         return
-    for name in TOKENIZER_FILES:
-        if (release / name).is_file():
-            shutil.copyfile(release / name, folder / name)
+    for path in (path for pattern in TOKENIZER_FILES for path in release.glob(pattern)):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _released_tensors(model: Model, dtype: str | None) -> dict[str, Tensor]:

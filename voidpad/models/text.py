@@ -24,15 +24,6 @@ Messages = Sequence[Mapping[str, str]]
 
 # Roles of a message. Templates print the role, so any other word could forge a turn.
 CHAT_ROLES = ("system", "developer", "user", "assistant")
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 
 
 def read_tokenizer(

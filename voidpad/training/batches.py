@@ -87,7 +87,7 @@ class PaddedRows:
         width = torch.where(self.host.has_gaps[example], size, width)
         return width, torch.where(self.host.complete[example], width, torch.minimum(size, width))
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
+    def batch(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
         """The rows, each padded to its own width (B,)."""
         example = self.order(epoch)[position]
         rows = example.to(self.pairs.tokens.device, non_blocking=True)
@@ -121,7 +121,8 @@ class PackedRows:
         length = torch.full_like(position, self.longest)
         return length, length
 
-    def __call__(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
+    def batch(self, epoch: int, position: Tensor, width: Tensor) -> tuple[Batch, Origin]:
+        """The rows, which all have one length; `width` is that of PaddedRows."""
         order, ends = self.documents(epoch)
         rows = position.to(ends.device, non_blocking=True)
         document = torch.searchsorted(ends, rows * self.longest, right=True)
@@ -254,7 +255,7 @@ class UpdatePasses:
         width, end = self.rows.lengths(epoch, position, self.share.micro_batch)
         planned = plan(end.tolist(), self.limit, least=least)
         order = torch.tensor([row for rows in planned for row in rows])
-        batch, origin = self.rows(epoch, position[order], width[order])
+        batch, origin = self.rows.batch(epoch, position[order], width[order])
         noised = self.objective.noise(batch, origin)
         mini_batch = (order // self.share.micro_batch).to(batch.ids.device, non_blocking=True)
         slots = self.objective.loss_slots(batch, noised, mini_batch)

@@ -163,11 +163,18 @@ def read(path: Path | str) -> Prepared:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         roles, notes = Roles(**json.loads(metadata["roles"])), json.loads(metadata["notes"])
         tokens, prompt, response, complete = (tensors[name] for name in TENSORS)
+    if not all(map(_are_counts, tensors.values())):
+        raise DataError(f"{path}: its tensors are not rows of ids and lengths; prepare it again.")
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
     pairs = Pairs(tokens, prompt.long(), response.long(), complete.bool(), fixed)
-    if not len(pairs) or int(pairs.size.sum()) != len(tokens):
+    if int(pairs.size.sum()) != len(tokens):
         raise DataError(f"{path}: its lengths do not add up to its tokens; prepare it again.")
     return Prepared(pairs, roles, notes)
+
+
+def _are_counts(values: Tensor) -> bool:
+    """Whether a tensor is one row of whole numbers from zero on, not empty."""
+    return values.ndim == 1 and not values.is_floating_point() and len(values) > 0 and int(values.min()) >= 0
 
 
 def _narrow(values: Tensor) -> Tensor:
