@@ -125,24 +125,7 @@ def as_published(s: Settings) -> Settings:
 
 @dataclass
 class Result:
-    ids: list[int]
-    tokens: list[int]
-    passes_decode: int
-    passes_probe: int
-    stop_reason: str
-    commits: list[list[tuple[int, int, float]]]  # per decoding pass: slot, token, score
-    states: list[list[int]]  # the canvas after each decoding pass
-    signals: list[float]  # DAEDAL's conf, rho-EOS's rho, pass by pass
-    events: Counter  # how often the interesting things happened
-
-    @property
-    def canvas(self) -> int:
-        return len(self.ids)
-
-
-@dataclass
-class Row:
-    """What changes while one row is decoded."""
+    """One row, while it is decoded and when it is done."""
 
     logits: Logits
     prompt: list[int]
@@ -152,58 +135,65 @@ class Row:
     void: int | None
     seed: int
     key: int
-    canvas: list[int] = field(default_factory=list)
-    passes: int = 0
-    probes: int = 0
-    still: int = 0  # passes in a row that changed nothing
-    commits: list[list[tuple[int, int, float]]] = field(default_factory=list)
-    states: list[list[int]] = field(default_factory=list)
-    signals: list[float] = field(default_factory=list)
-    events: Counter = field(default_factory=Counter)
+    ids: list[int] = field(default_factory=list)  # the canvas
+    tokens: list[int] = field(default_factory=list)  # the answer
+    stop_reason: str = ""
+    passes_decode: int = 0
+    passes_probe: int = 0
+    idle: int = 0  # passes in a row that changed nothing
+    commits: list[list[tuple[int, int, float]]] = field(
+        default_factory=list
+    )  # per decoding pass: slot, token, score
+    states: list[list[int]] = field(default_factory=list)  # the canvas after each decoding pass
+    signals: list[float] = field(default_factory=list)  # DAEDAL's conf, rho-EOS's rho, pass by pass
+    events: Counter = field(default_factory=Counter)  # how often the interesting things happened
+
+    @property
+    def canvas(self) -> int:
+        return len(self.ids)
 
     def forward(self) -> Tensor:
         """Logits of the canvas slots, (length, V)."""
-        if not self.canvas:
+        if not self.ids:
             return torch.empty(0, 1, dtype=torch.float64)
-        return self.logits(self.prompt + self.canvas)[len(self.prompt) :].double()
+        return self.logits(self.prompt + self.ids)[len(self.prompt) :].double()
 
     def masks(self, start: int, stop: int) -> list[int]:
-        return [j for j in range(start, min(stop, len(self.canvas))) if self.canvas[j] == self.mask]
+        return [j for j in range(start, min(stop, len(self.ids))) if self.ids[j] == self.mask]
 
     def write(self, commits: list[tuple[int, int, float]]) -> None:
         """End a decoding pass."""
         for slot, token, _ in commits:
-            self.canvas[slot] = token
+            self.ids[slot] = token
         self.commits.append(commits)
-        self.passes += 1
+        self.passes_decode += 1
 
     def ended(self) -> bool:
         """Close the books of a pass; 3.2: is there an EOS with nothing masked before it?"""
-        self.states.append(list(self.canvas))
-        if not self.settings.eos_stop or self.eos not in self.canvas:
+        self.states.append(list(self.ids))
+        if not self.settings.eos_stop or self.eos not in self.ids:
             return False
-        return self.mask not in self.canvas[: self.canvas.index(self.eos)]
+        return self.mask not in self.ids[: self.ids.index(self.eos)]
 
 
 def decode(
     logits: Logits, prompt: list[int], roles, settings: Settings, *, seed: int = 0, key: int = 0
 ) -> Result:
     """Decode one row; `roles` needs mask, eos and void."""
-    row = Row(logits, list(prompt), settings, roles.mask, roles.eos, roles.void, seed, key)
+    row = Result(logits, list(prompt), settings, roles.mask, roles.eos, roles.void, seed, key)
     length = settings.length
     if isinstance(length, Daedal):
-        reason = daedal(row, length)
+        row.stop_reason = daedal(row, length)
     elif isinstance(length, Rho):
-        reason = rho_eos(row, length)
+        row.stop_reason = rho_eos(row, length)
     elif isinstance(length, Appended):
-        reason = append_blocks(row, length)
+        row.stop_reason = append_blocks(row, length)
     else:
-        reason = blocks(row, choose_length(row, length))
-    tokens = list(row.canvas)
-    if row.eos in tokens and (settings.cut or reason == "eos"):
-        tokens = tokens[: tokens.index(row.eos) + 1]
-    books = (row.commits, row.states, row.signals, row.events)
-    return Result(row.canvas, tokens, row.passes, row.probes, reason, *books)
+        row.stop_reason = blocks(row, choose_length(row, length))
+    row.tokens = list(row.ids)
+    if row.eos in row.ids and (settings.cut or row.stop_reason == "eos"):
+        row.tokens = row.ids[: row.ids.index(row.eos) + 1]
+    return row
 
 
 # ------------------------------------------------------------------------------- 0.2, 2.3-2.6: proposals
@@ -247,17 +237,17 @@ def kept(z: Tensor, top_k: int | None, top_p: float | None) -> list[int]:
     return order[:top_k] if top_k else order
 
 
-def adjusted(row: Row, z: Tensor) -> Tensor:
+def adjusted(row: Result, z: Tensor) -> Tensor:
     """Rivals 3.2, 3.3: the logits of one masked slot after the penalty on EOS."""
     s, z = row.settings, z.clone()
     if s.penalty:
-        t = row.canvas.count(row.mask) / len(row.canvas)
+        t = row.ids.count(row.mask) / len(row.ids)
         weight = {"constant": 1.0, "linear": t, "dream-coder": -math.log(1 - t + 1e-3)}[s.annealing]
         z[row.eos] -= s.penalty * weight
     return z
 
 
-def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float, float]:
+def propose(row: Result, z: Tensor, slot: int) -> tuple[int | None, float, float]:
     """Token, score and entropy of one masked slot; the entropy is that of the sampled distribution (rivals 1.1)."""
     s = row.settings
     refused = set(s.ban) | (set() if s.mask_proposable else {row.mask})
@@ -276,7 +266,7 @@ def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float, float]:
     if s.sampling != "argmax" and s.temperature > 0:
         scale = s.temperature if s.sampling == "gumbel" else 1.0
         for v in wish:
-            wish[v] -= scale * math.log(-math.log(uniform(row.seed, row.key, row.passes, slot, v)))
+            wish[v] -= scale * math.log(-math.log(uniform(row.seed, row.key, row.passes_decode, slot, v)))
     token, p = best(wish), softmax(z, gone)
     hot = s.sampling == "gumbel" and s.temperature > 0
     sampled = softmax(z / s.temperature, gone) if hot else p
@@ -291,10 +281,10 @@ def propose(row: Row, z: Tensor, slot: int) -> tuple[int | None, float, float]:
 GUARDED = ("neg_entropy", "margin")
 
 
-def score_of(row: Row, p: Tensor, token: int, slot: int) -> float:
+def score_of(row: Result, p: Tensor, token: int, slot: int) -> float:
     score = row.settings.score
     if score == "random":
-        return uniform(row.seed, row.key, row.passes, slot, -1)
+        return uniform(row.seed, row.key, row.passes_decode, slot, -1)
     if score == "neg_entropy":
         return float((p * torch.log(p + 1e-10)).sum())
     if score == "margin":
@@ -336,7 +326,7 @@ def bounded(scores: dict[int, float], h: dict[int, float], gamma: float, by_entr
 
 
 def taken(
-    row: Row, scores: dict[int, float], h: dict[int, float], *, start: int, opened: int, step: int
+    row: Result, scores: dict[int, float], h: dict[int, float], *, start: int, opened: int, step: int
 ) -> list[int]:
     """Which of the scored slots are committed in this pass."""
     s = row.settings
@@ -359,26 +349,26 @@ def taken(
     return order[: even_quota(opened, s.per_block, step)]
 
 
-def blocks(row: Row, length: int) -> str:
+def blocks(row: Result, length: int) -> str:
     """2.1: fill a canvas of `length` masks block by block. Returns the reason for stopping."""
-    row.canvas = [row.mask] * length
+    row.ids = [row.mask] * length
     start = 0
     while start < length:
         reason = fill(row, start, row.settings.block)
         if reason:
             return reason
         start += row.settings.block
-    return "limit" if row.mask in row.canvas else "full"
+    return "limit" if row.mask in row.ids else "full"
 
 
-def append_blocks(row: Row, rule: Appended) -> str:
+def append_blocks(row: Result, rule: Appended) -> str:
     """Rivals 3.5, dLLM-Var: a canvas that ends with the open block, and one block more until an EOS is written."""
-    row.canvas = []
-    while len(row.canvas) < rule.limit and row.eos not in row.canvas:
-        start = len(row.canvas)
-        row.canvas += [row.mask] * min(row.settings.block, rule.limit - start)
+    row.ids = []
+    while len(row.ids) < rule.limit and row.eos not in row.ids:
+        start = len(row.ids)
+        row.ids += [row.mask] * min(row.settings.block, rule.limit - start)
         if start:
-            row.states[-1] = list(row.canvas)  # the pass that filled the canvas appends the next block
+            row.states[-1] = list(row.ids)  # the pass that filled the canvas appends the next block
             row.events["expanded"] += 1
         reason = fill(row, start, row.settings.block)
         if reason:
@@ -386,27 +376,27 @@ def append_blocks(row: Row, rule: Appended) -> str:
     return "full"
 
 
-def fill(row: Row, start: int, size: int) -> str | None:
+def fill(row: Result, start: int, size: int) -> str | None:
     """Fill one block; the reason if the row stops there."""
     s = row.settings
     opened, step = len(row.masks(start, start + size)), 0
     while row.masks(start, start + size):
         if s.leave_blocks and step >= s.per_block:
             row.events["left block"] += 1
-            row.still = 0
+            row.idle = 0
             break
-        before = list(row.canvas)
+        before = list(row.ids)
         block_pass(row, range(start, start + size), opened=opened, step=step)
         step += 1
         if row.ended():
             return "eos"
-        row.still = row.still + 1 if row.canvas == before else 0
-        if row.still == max(s.per_block, s.block) + 1:
+        row.idle = row.idle + 1 if row.ids == before else 0
+        if row.idle == max(s.per_block, s.block) + 1:
             return "stalled"
     return None
 
 
-def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
+def block_pass(row: Result, block: range, *, opened: int, step: int) -> None:
     z = row.forward()
     masks = row.masks(block.start, block.stop)
     proposals = {j: propose(row, adjusted(row, z[j]), j) for j in masks}
@@ -422,7 +412,7 @@ def block_pass(row: Row, block: range, *, opened: int, step: int) -> None:
 
 
 # ------------------------------------------------------------------- 4, 7: a canvas chosen before decoding
-def choose_length(row: Row, length: Fixed | Expansion | Crop) -> int:
+def choose_length(row: Result, length: Fixed | Expansion | Crop) -> int:
     if isinstance(length, Expansion):
         return void_expansion(row, length)
     if isinstance(length, Crop):
@@ -430,16 +420,16 @@ def choose_length(row: Row, length: Fixed | Expansion | Crop) -> int:
     return length.canvas
 
 
-def void_expansion(row: Row, rule: Expansion) -> int:
+def void_expansion(row: Result, rule: Expansion) -> int:
     block = row.settings.block
     size = math.ceil(rule.canvas / block) * block
     limit = (math.ceil if rule.cap_rounding == "ceil" else math.floor)(rule.limit / block) * block
     if size > limit or rule.limit < rule.canvas:
         raise ValueError(f"start {rule.canvas} does not fit under the cap {limit}")
     while size <= limit:
-        row.canvas = [row.mask] * size
+        row.ids = [row.mask] * size
         p = torch.softmax(row.forward(), -1)
-        row.probes += 1
+        row.passes_probe += 1
         rivals = [v for v in range(p.shape[-1]) if v != row.void and (rule.mask_in_max or v != row.mask)]
         tail = range(size - min(rule.window, size), size)
         void = [float(p[i][row.void]) for i in tail]
@@ -455,13 +445,13 @@ def void_expansion(row: Row, rule: Expansion) -> int:
     return limit
 
 
-def smart_crop(row: Row, rule: Crop) -> int:
+def smart_crop(row: Result, rule: Crop) -> int:
     block = row.settings.block
     if rule.canvas % block:
         raise ValueError(f"canvas {rule.canvas} is no multiple of the block {block}")
-    row.canvas = [row.mask] * rule.canvas
+    row.ids = [row.mask] * rule.canvas
     q = torch.softmax(row.forward(), -1)[:, row.eos].tolist()
-    row.probes += 1
+    row.passes_probe += 1
     alive, found = 1.0, rule.canvas
     for i, chance in enumerate(q, start=1):
         alive *= 1 - chance
@@ -478,16 +468,16 @@ def likeliest(p: Tensor, without: Iterable[int] = ()) -> int:
     return best({v: chance for v, chance in enumerate(p.tolist()) if v not in set(without)})
 
 
-def tail_confidence(row: Row, p: Tensor, n: int) -> float:
+def tail_confidence(row: Result, p: Tensor, n: int) -> float:
     """EOS confidence: the last n slots whose argmax is EOS, their sum divided by n."""
     found: list[float] = []
-    for j in reversed(range(len(row.canvas))):
+    for j in reversed(range(len(row.ids))):
         if len(found) < n and likeliest(p[j]) == row.eos:
             found.append(float(p[j][row.eos]))
     return sum(found) / n
 
 
-def confident(row: Row, z: Tensor, window: list[int], hi: float) -> tuple[list, dict[int, float]]:
+def confident(row: Result, z: Tensor, window: list[int], hi: float) -> tuple[list, dict[int, float]]:
     """Step 3: the commits of one pass, and the confidence of each masked slot of the window."""
     p = torch.softmax(z, -1)
     ban = set(row.settings.ban)
@@ -508,57 +498,57 @@ def confident(row: Row, z: Tensor, window: list[int], hi: float) -> tuple[list, 
     return [(j, y[j], again[j])], c
 
 
-def advance(row: Row, pos: int) -> int:
+def advance(row: Result, pos: int) -> int:
     """Step 6: move past windows without masks."""
-    while pos < len(row.canvas) and not row.masks(pos, pos + row.settings.block):
-        pos = min(pos + row.settings.block, len(row.canvas))
+    while pos < len(row.ids) and not row.masks(pos, pos + row.settings.block):
+        pos = min(pos + row.settings.block, len(row.ids))
     return pos
 
 
-def daedal_start(row: Row, rule: Daedal) -> None:
-    row.canvas = [row.mask] * rule.canvas
+def daedal_start(row: Result, rule: Daedal) -> None:
+    row.ids = [row.mask] * rule.canvas
     while True:
         p = torch.softmax(row.forward(), -1)
-        row.probes += 1
+        row.passes_probe += 1
         row.signals.append(tail_confidence(row, p, rule.check))
-        if row.signals[-1] >= rule.enough or len(row.canvas) == rule.limit:
+        if row.signals[-1] >= rule.enough or len(row.ids) == rule.limit:
             break
-        row.canvas += [row.mask] * min(rule.grow, rule.limit - len(row.canvas))
+        row.ids += [row.mask] * min(rule.grow, rule.limit - len(row.ids))
         row.events["expanded"] += 1
-    row.events["cap"] += len(row.canvas) == rule.limit
-    row.canvas += [row.eos] * min(rule.check // 2, rule.limit - len(row.canvas))
+    row.events["cap"] += len(row.ids) == rule.limit
+    row.ids += [row.eos] * min(rule.check // 2, rule.limit - len(row.ids))
 
 
-def daedal(row: Row, rule: Daedal) -> str:
+def daedal(row: Result, rule: Daedal) -> str:
     daedal_start(row, rule)
     pos, denoise_only = 0, False
-    while pos < len(row.canvas):
-        denoise_only = denoise_only or len(row.canvas) >= rule.limit
-        before = list(row.canvas)
+    while pos < len(row.ids):
+        denoise_only = denoise_only or len(row.ids) >= rule.limit
+        before = list(row.ids)
         z = row.forward()
         conf = tail_confidence(row, torch.softmax(z, -1), rule.check)
         row.signals.append(conf)
         window = row.masks(pos, pos + row.settings.block)
         fill, c = confident(row, z, window, rule.high)
         low = {j: -c[j] for j in window if c[j] < rule.low and j not in {slot for slot, _, _ in fill}}
-        may_grow = conf < rule.content and len(row.canvas) < rule.limit and not denoise_only
+        may_grow = conf < rule.content and len(row.ids) < rule.limit and not denoise_only
         row.write(fill)
         if low and may_grow:
             j = best(low)
-            row.canvas[j : j + 1] = [row.mask] * rule.grow
-            row.events["cut off"] += len(row.canvas) > rule.limit
-            row.canvas = row.canvas[: rule.limit]
+            row.ids[j : j + 1] = [row.mask] * rule.grow
+            row.events["cut off"] += len(row.ids) > rule.limit
+            row.ids = row.ids[: rule.limit]
             row.events["grown"] += 1
         pos = advance(row, pos)
         if row.ended():
             return "eos"
-        if row.canvas == before:
+        if row.ids == before:
             return "stalled"
     return "full"
 
 
 # ---------------------------------------------------------------------------------------- 6: rho-EOS
-def density(row: Row, p: Tensor, masks: list[int]) -> float:
+def density(row: Result, p: Tensor, masks: list[int]) -> float:
     return sum(likeliest(p[j]) == row.eos for j in masks) / len(masks) if masks else 0.0
 
 
@@ -582,40 +572,38 @@ def edit(rule: Rho, rho: float) -> int:
     return (1 if rho < low else -1) * rule.unit * min(mult, rule.cap)
 
 
-def resize(row: Row, rule: Rho, change: int) -> None:
-    length = len(row.canvas)
+def resize(row: Result, rule: Rho, change: int) -> None:
+    length = len(row.ids)
     if change > 0:
         new = [row.mask] * (min(length + change, rule.limit) - length)
         at = length
-        if rule.insert_at == "before_first_eos" and row.eos in row.canvas:
-            at = row.canvas.index(row.eos)
+        if rule.insert_at == "before_first_eos" and row.eos in row.ids:
+            at = row.ids.index(row.eos)
             row.events["inserted"] += 1
-        row.canvas[at:at] = new
+        row.ids[at:at] = new
         row.events["expanded"] += 1
-        row.events["cap"] += len(row.canvas) == rule.limit
+        row.events["cap"] += len(row.ids) == rule.limit
     if change < 0:
         shortest = row.settings.block if rule.minimum is None else rule.minimum
         keep = max(length + change, min(shortest, length), 0)
         row.events["contracted"] += keep < length
-        row.events["dropped a token"] += any(t != row.mask for t in row.canvas[keep:])
-        row.canvas = row.canvas[:keep]
+        row.events["dropped a token"] += any(t != row.mask for t in row.ids[keep:])
+        row.ids = row.ids[:keep]
 
 
-def rho_eos(row: Row, rule: Rho) -> str:
-    row.canvas = [row.mask] * rule.canvas
+def rho_eos(row: Result, rule: Rho) -> str:
+    row.ids = [row.mask] * rule.canvas
     pos, denoise_only, iteration = 0, False, 0
     while True:
         iteration += 1
         if iteration > rule.limit and rule.insert_at != "end":
             return "limit"  # inserting at the end never leaves a mask: it goes on without edits until all is full
-        denoise_only = (
-            denoise_only or len(row.canvas) >= rule.limit or iteration > min(rule.adjust, rule.limit)
-        )
-        before = list(row.canvas)
+        denoise_only = denoise_only or len(row.ids) >= rule.limit or iteration > min(rule.adjust, rule.limit)
+        before = list(row.ids)
         z = row.forward()
         p = torch.softmax(z, -1)
         tail = rule.signal == "tail_confidence"
-        everywhere = row.masks(0, len(row.canvas))
+        everywhere = row.masks(0, len(row.ids))
         rho = tail_confidence(row, p, rule.check) if tail else density(row, p, everywhere)
         row.signals.append(rho)
         fill, _ = confident(row, z, row.masks(pos, pos + row.settings.block), rule.high)
@@ -623,8 +611,8 @@ def rho_eos(row: Row, rule: Rho) -> str:
         pos = advance(row, pos)
         if not denoise_only:
             resize(row, rule, edit(rule, rho))
-        pos = min(pos, len(row.canvas))
+        pos = min(pos, len(row.ids))
         if row.ended():
             return "eos"
-        if row.canvas == before or pos >= len(row.canvas):
-            return "stalled" if row.mask in row.canvas else "full"
+        if row.ids == before or pos >= len(row.ids):
+            return "stalled" if row.mask in row.ids else "full"

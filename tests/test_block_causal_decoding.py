@@ -1,4 +1,7 @@
-"""The plans of block-causal families against plain statements of the releases' loops, alone and in ragged batches."""
+"""The plans of block-causal families against plain statements of the releases' loops, alone and in ragged batches.
+
+LLaDA2.1 edits: written tokens of the open block may be replaced, and are final once the block is left.
+"""
 
 import random
 from dataclasses import dataclass, replace
@@ -8,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from block_causal import fast_dllm, sdar
+from block_causal import fast_dllm, llada21, sdar
 from cases import watch
 from toys import VOCAB, Toy, field_of
 from voidpad.decode import Plan, decode, describe
+from voidpad.decode.commit import Editing
+from voidpad.engine.batching import Engine
+from voidpad.engine.events import Finished, Wrote
+from voidpad.errors import PlanError
 from voidpad.models import FAMILIES
 from voidpad.roles import Roles
 
@@ -58,6 +65,9 @@ class Case:
     def expected(self, prompt: list[int]) -> tuple[list[int], list[int], int]:
         fields, roles = self.fields, self.roles
         common = {"mask": roles.mask, "ends": set(roles.ends), "block": self.block, "slots": fields["canvas"]}
+        if self.preset == "editing":
+            names = ("threshold", "edit_threshold", "edit_passes")
+            return llada21(self.logits, prompt, **common, **{name: fields[name] for name in names})
         if self.preset == "small-blocks":
             more = {"small": fields["block"], "threshold": fields["high"]}
             return fast_dllm(self.logits, prompt, **common, **more)
@@ -65,10 +75,16 @@ class Case:
         return sdar(self.logits, prompt, **common, **more)
 
 
+SDAR = ("static", "dynamic", "sequential")
+FAST = ("small-blocks",)
+LLADA2 = ("dynamic",)
+EDITING = ("editing",)
+FAMILY = {SDAR: "sdar", FAST: "fast_dllm", LLADA2: "llada2", EDITING: "llada2"}
+
+
 def case(number: int, presets: tuple[str, ...]) -> Case:
     """A random model, prompts and plan of the family of these presets."""
-    family = {SDAR: "sdar", FAST: "fast_dllm", LLADA2: "llada2"}[presets]
-    rng = random.Random(number)
+    rng, family = random.Random(number), FAMILY[presets]
     roles, preset = rng.choice(ROLES), presets[number % len(presets)]
     block = rng.choice([1, 2, 3, 4, 4, 6, 8])
     words = [token for token in range(VOCAB) if token not in (roles.mask, *roles.ends)]
@@ -76,34 +92,34 @@ def case(number: int, presets: tuple[str, ...]) -> Case:
     if number % 4 == 0:
         sizes[0] = block * rng.randint(1, 2)  # the prompt ends with a block
     prompts = [[rng.choice(words) for _ in range(size)] for size in sizes]
+    divisors = [size for size in range(1, block + 1) if block % size == 0]
     fields: dict = {"canvas": rng.randint(1, 4 * block)}
-    if preset == "small-blocks":
-        divisors = [size for size in range(1, block + 1) if block % size == 0]
+    scale, mask = rng.choice([2.0, 8.0, 20.0]), rng.choice([-3.0, 1.0])
+    if preset == "editing":  # low thresholds, so that most passes replace something
+        fields |= {
+            "threshold": rng.choice([0.2, 0.5, 0.9]),
+            "edit_threshold": rng.choice([0.0, 0.2, 0.5, 1.0]),
+        }
+        fields["edit_passes"] = rng.choice([1, 2, 5, 16])
+        scale, mask = min(scale, 8.0), -1.0
+    elif preset == "small-blocks":
         fields |= {"block": rng.choice(divisors), "high": rng.choice([0.2, 0.4, 0.8, 1.0])}
     elif family == "llada2":
-        fields |= {"steps": rng.choice([size for size in range(1, block + 1) if block % size == 0])}
+        fields |= {"steps": rng.choice(divisors)}
     else:
         fields |= {"steps": rng.randint(1, block + 2)}
     if preset == "dynamic":
         fields |= {"threshold": rng.choice([0.2, 0.4, 0.8, 1.0])}
     pulled = tuple((token, rng.choice([-19.0, -1.0, 0.5])) for token in roles.ends)
-    lean = (*pulled, (roles.mask, rng.choice([-3.0, 1.0])))
     shift = 1 if preset == "small-blocks" else 0
-    logits = BlockChaos(rng.randrange(10**6), block, shift, rng.choice([2.0, 8.0, 20.0]), lean)
+    logits = BlockChaos(rng.randrange(10**6), block, shift, scale, (*pulled, (roles.mask, mask)))
     return Case(logits, roles, prompts, preset, fields, block, family)
 
 
-SDAR = ("static", "dynamic", "sequential")
-FAST = ("small-blocks",)
-LLADA2 = ("dynamic",)
+SLOW = [pytest.param(presets, range(1000, 1300), marks=pytest.mark.slow) for presets in FAMILY]
 
 
-SLOW = [pytest.param(presets, range(1000, 1300), marks=pytest.mark.slow) for presets in (SDAR, FAST, LLADA2)]
-
-
-@pytest.mark.parametrize(
-    ("presets", "numbers"), [(SDAR, range(45)), (FAST, range(45)), (LLADA2, range(45)), *SLOW]
-)
+@pytest.mark.parametrize(("presets", "numbers"), [*((presets, range(40)) for presets in FAMILY), *SLOW])
 def test_plans_are_the_releases_loops(presets, numbers):
     """Every row of every case is what the release's loop writes, in company and alone."""
     reasons, shared, multiple = set(), 0, 0
@@ -119,9 +135,35 @@ def test_plans_are_the_releases_loops(presets, numbers):
             assert alone.outcome == seen.outcome
             reasons.add(seen.stop_reason)
             shared += len(prompt) % c.block > 0
-            multiple += passes < len(tokens)
+            replaced = sum(len(commits) for commits in seen.commits) > len(ids)
+            multiple += replaced if presets == EDITING else passes < len(tokens)
     assert reasons == {"eos", "full"}
-    assert min(shared, multiple) > len(numbers) // 4
+    assert min(shared, multiple) > len(numbers) // 8
+
+
+def test_what_is_called_final_while_blocks_are_edited_never_changes():
+    """Streaming sends the final prefix only; it ends where the open block starts."""
+    grown = 0
+    for number in range(30):
+        c = case(number, EDITING)
+        engine = Engine(Toy(c.logits), c.roles)
+        sent: dict[int, list[list[int]]] = {engine.submit(prompt, c.plan): [] for prompt in c.prompts}
+        for event in engine.events():
+            if isinstance(event, Wrote):
+                for row, (handle, final) in enumerate(zip(event.handles, event.final_prefix, strict=True)):
+                    sent[handle].append(event.after.answer(row)[:final])
+            elif isinstance(event, Finished):
+                ids = event.outcome.ids
+                assert all(part == ids[: len(part)] for part in sent[event.handle])
+                assert all(c.roles.mask not in part for part in sent[event.handle])
+                grown += len({len(part) for part in sent[event.handle]}) > 1
+    assert grown > 10
+
+
+def test_editing_needs_block_causal_attention():
+    with pytest.raises(PlanError) as refused:
+        Plan(commit=Editing())
+    assert refused.value.field == "commit"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 3.0])

@@ -72,16 +72,22 @@ def test_a_pass_computes_what_the_policy_says(family, cache, prompt, chosen, wid
 
 @BOTH
 @CACHES
-def test_a_pass_on_an_unchanged_canvas_is_the_full_pass(family, cache):
+def test_a_pass_on_an_unchanged_canvas_or_outside_the_block_is_the_full_pass(family, cache):
     assert CachePolicy.parse(cache).approximation == f"{cache} cache"
     for seed in range(2):
         rng, model = random.Random(seed), tiny(family, seed)
-        canvas = half_filled(model, ragged(rng, 4), 12, rng)
+        prompts = ragged(rng, 4)
+        canvas, other = (half_filled(model, prompts, 12, rng) for _ in range(2))
         first = canvas.prompt + 4 * torch.tensor([0, 1, 2, 1])
         where = canvas.masked & (canvas.offset >= first[:, None]) & (canvas.offset < first[:, None] + 4)
-        wanted, found = model.denoiser()(canvas, where), cached_by(model, cache)
-        for _ in range(7):
-            torch.testing.assert_close(found(canvas, where), wanted, atol=1e-12, rtol=0)
+        plain, found = model.denoiser(), cached_by(model, cache)
+        wanted = plain(canvas, where)
+        for number in range(7):
+            later = replace(canvas, decoded=canvas.decoded + number)
+            torch.testing.assert_close(found(later, where), wanted, atol=1e-12, rtol=0)
+        # A caller who observes gets no stale numbers, whatever has been written since.
+        later = replace(other, decoded=other.decoded + 7)
+        torch.testing.assert_close(found(later, other.masked), plain(other, other.masked), atol=1e-12, rtol=0)
 
 
 @BOTH
@@ -93,6 +99,7 @@ def test_with_one_layer_every_cache_is_exact(family, cache):
     for chosen in (
         model.plan("void", canvas=12, block=4),
         model.plan("void-expansion", canvas=4, block=4, **grown),
+        model.plan("append-blocks", block=4, limit=12),
     ):
         found = cached_by(model, cache)
         exact = results(model.denoiser(), model, prompts, chosen)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -110,7 +111,7 @@ def trial(number: int) -> Trial | None:
 def test_scores_from_classes_are_those_of_the_whole_distribution(score):
     """What a proposal says from classes of tokens, against the constrained marginals over all tokens."""
     roles, draw = case(0, ("fixed",)).roles, random.Random(score)
-    for seed in range(20):
+    for seed in range(12):
         own, width = compiled(small_expression(draw), roles), draw.randint(2, 9)
         if own.automaton.shortest > width:
             continue
@@ -136,29 +137,44 @@ def test_scores_from_classes_are_those_of_the_whole_distribution(score):
         assert (found.score[~real] == -torch.inf).all()
 
 
-def outcomes(one: Trial, rows=None) -> dict[int, object]:
-    """The outcome of each row, decoded in company or alone."""
-    rows = range(len(one.case.prompts)) if rows is None else rows
-    found = answers(
-        Toy(one.case.logits),
-        [one.case.prompts[row] for row in rows],
-        one.roles,
-        one.plan,
-        keys=list(rows),
-        seed=one.case.seed,
-        constraints=[one.constraints[row] for row in rows],
-    )
-    return {outcome.key: outcome for outcome in found}
+def outcomes(one: Trial, rows: Sequence[int], *, company: int) -> dict[int, object]:
+    """The outcome of each of these rows from an engine with so many rows in a pass.
+
+    After every pass the written tokens, masks in between, can be completed within the row's limit; every piece that is
+    called final stays as it is.
+    """
+    engine = Engine(Toy(one.case.logits), one.roles, rows=company)
+    for row in rows:
+        own = {"key": row, "constraint": one.constraints[row]}
+        engine.submit(one.case.prompts[row], one.plan, seed=one.case.seed, **own)
+    final: dict[int, list[int]] = {handle: [] for handle in engine.handles}
+    done = {}
+    for event in engine.events():
+        if isinstance(event, Finished):
+            done[event.outcome.key] = event.outcome
+            assert event.outcome.ids[: len(final[event.handle])] == final[event.handle]
+        elif isinstance(event, Wrote):
+            after = event.step.after
+            for row, (handle, size) in enumerate(zip(event.handles, event.final_prefix, strict=True)):
+                slots = after.answer(row)
+                assert slots[: len(final[handle])] == final[handle]
+                final[handle] = slots[:size]
+                own = after.constraints[row] if after.constraints else None
+                if own is not None:
+                    room = int(after.limit[row]) - len(slots) if one.plan.length.appends else 0
+                    assert completable(own.automaton, slots, room, one.roles)
+    return done
 
 
 def check_trial(number: int) -> bool:
     one = trial(number)
     if one is None:
         return False
-    together = outcomes(one)
+    every = range(len(one.expressions))
+    together = outcomes(one, every, company=2 + number % 2)
     for row, expression in enumerate(one.expressions):
         outcome = together[row]
-        alone = outcomes(one, [row])[row] if number % 4 == 0 else outcome
+        alone = outcomes(one, [row], company=1)[row] if number % 4 == 0 else outcome
         assert alone.ids == outcome.ids, number  # whatever its neighbours
         if expression is None:
             assert outcome.constraint is None
@@ -167,67 +183,6 @@ def check_trial(number: int) -> bool:
         assert re.fullmatch(expression, text_of(outcome.tokens, one.roles)), (number, expression, outcome)
         assert outcome.constraint.matched
     return any(expression is not None for expression in one.expressions)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "least"),
-    [(range(100), 50), pytest.param(range(100, 2000), 1000, marks=pytest.mark.slow)],
-)
-def test_answers_match_under_generated_patterns_and_plans(numbers, least):
-    assert sum(check_trial(number) for number in numbers) > least
-
-
-def engine_outcomes(one: Trial) -> dict[int, object]:
-    """The same rows through the engine; every piece that it calls final stays as it is and matches in the end."""
-    engine = Engine(Toy(one.case.logits), one.roles, rows=2)
-    handles = [
-        engine.submit(prompt, one.plan, seed=one.case.seed, key=row, constraint=one.constraints[row])
-        for row, prompt in enumerate(one.case.prompts)
-    ]
-    final: dict[int, list[int]] = {handle: [] for handle in handles}
-    done = {}
-    for event in engine.events():
-        if isinstance(event, Wrote):
-            for row, (handle, size) in enumerate(zip(event.handles, event.final_prefix, strict=True)):
-                prefix = event.step.after.answer(row)[:size]
-                assert prefix[: len(final[handle])] == final[handle]
-                final[handle] = prefix
-        if isinstance(event, Finished):
-            done[event.outcome.key] = event.outcome
-            streamed = final[event.handle]
-            assert event.outcome.ids[: len(streamed)] == streamed
-    return done
-
-
-@pytest.mark.parametrize("number", range(0, 60, 5))
-def test_the_engine_decodes_constrained_rows_alike_and_streams_what_is_final(number):
-    one = trial(number)
-    if one is None:
-        pytest.skip("the pattern does not fit")
-    plain = outcomes(one)
-    assert {row: outcome.ids for row, outcome in engine_outcomes(one).items()} == {
-        row: outcome.ids for row, outcome in plain.items()
-    }
-
-
-def test_no_commit_leads_into_a_dead_end():
-    """After every pass the written tokens, masks in between, can be completed within the row's limit."""
-    passes = 0
-    for number in range(100, 130):
-        one = trial(number)
-        if one is None:
-            continue
-        roles = one.roles
-        fields = {"seed": one.case.seed, "constraints": one.constraints}
-        for step in decode(Toy(one.case.logits), one.case.prompts, roles, one.plan, **fields):
-            for row, own in enumerate(step.after.constraints):
-                if own is None:
-                    continue
-                slots = step.after.answer(row)
-                room = int(step.after.limit[row]) - len(slots) if one.plan.length.appends else 0
-                assert completable(own.automaton, slots, room, roles), number
-                passes += 1
-    assert passes > 100
 
 
 def completable(automaton, slots: list[int], room: int, roles) -> bool:
@@ -244,6 +199,14 @@ def completable(automaton, slots: list[int], room: int, roles) -> bool:
                 after |= {int(automaton.table[state, automaton.token_class[token]])} - {-1}
         states, ended = after, ends
     return ended or any(automaton.distance[state] <= room for state in states)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "least"),
+    [(range(80), 40), pytest.param(range(80, 2000), 1000, marks=pytest.mark.slow)],
+)
+def test_answers_match_under_generated_patterns_and_plans(numbers, least):
+    assert sum(check_trial(number) for number in numbers) > least
 
 
 @pytest.mark.parametrize(
@@ -311,12 +274,12 @@ def test_a_text_longer_than_the_canvas_is_refused_with_both_numbers():
 def test_void_expansion_and_smart_crop_leave_room_for_the_shortest_text(name, fields):
     """However sure the model is that nothing stands there."""
     roles = case(0).roles
-    own = compiled("(?:ab|c){9}", roles)
+    own = compiled("(?:ab|c){8}", roles)
     for seed in range(5):
         toy = Toy(Chaos(roles, seed, 1.0, ((roles.eos, 9.0), (roles.void, 9.0))))
         (outcome,) = answers(toy, [[5]], roles, make_plan(name, block=4, **fields), constraints=[own])
-        assert outcome.canvas >= own.shortest > 4
-        assert re.fullmatch("(?:ab|c){9}", text_of(outcome.tokens, roles))
+        assert outcome.canvas >= 8  # four tokens, such as cc, and the end token
+        assert re.fullmatch("(?:ab|c){8}", text_of(outcome.tokens, roles))
 
 
 def test_a_closed_constraint_fills_its_slots_exactly():

@@ -121,20 +121,15 @@ def test_modules_are_refused_everywhere_but_on_the_command_line(rules, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("words", "message"),
     [
         ("nowhere_to_be:seen", "plan 'nowhere_to_be:seen': cannot be imported"),
         ("my_rules:nothing", "plan 'my_rules:nothing': cannot be imported"),
         ("my_rules:Leftmost", "plan 'my_rules:Leftmost': is a "),
+        ("my_rules:growing --canvas 8", "a ready plan takes no fields, got canvas; set them in the plan."),
     ],
 )
-def test_plans_that_are_not_there(rules, voidpad, name, message):
-    ran = voidpad("generate hi --plan", name)
+def test_what_the_command_line_refuses(rules, voidpad, words, message):
+    ran = voidpad(f"generate hi --plan {words}")
     assert (ran.status, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert message in ran.err
-
-
-def test_a_ready_plan_takes_no_options(rules, voidpad):
-    ran = voidpad("generate hi --plan my_rules:growing --canvas 8")
-    assert ran.status == 2
-    assert "a ready plan takes no fields, got canvas; set them in the plan." in ran.err

@@ -9,7 +9,7 @@ import torch
 
 from cases import case, watch
 from networks import BOTH, SHAPE, half_filled, ragged, results, shapes, tiny
-from studies.benchmarks.research import Research, research_decoder
+from studies.benchmarks.research import research_decoder
 from toys import LOW, Table, Toy
 from voidpad.decode import decode, plan
 from voidpad.engine import packed
@@ -131,25 +131,6 @@ def equal_or_near_tie(first, second, *, slack: float = 0.03) -> bool:
     return True
 
 
-# ------------------------------------------------------------------------------- E0: the research loop
-@BOTH
-def test_the_research_loop_gives_the_engines_tokens_and_passes(family):
-    early = 0
-    for seed in range(8):
-        rng = random.Random(seed)
-        model, block = tiny(family, seed, dtype=DTYPES[seed // 2 % 2]), rng.choice([2, 4, 8])
-        canvas, prompts = block * rng.randint(1, 3), ragged(rng, 3)
-        for name, ban in (("void", model.roles.ids(["void"])), ("original", ())):
-            # LLaDA's rules, on either family: the loop knows no other.
-            chosen = plan(name, canvas=canvas, block=block, stop="eos")
-            loop = Research(model.net, model.roles, model.family.shift, ban=ban)
-            rows = results(PackedDenoiser(model.denoiser()), model, prompts, chosen)
-            for prompt, row in zip(prompts, rows, strict=True):
-                assert loop(prompt, canvas=canvas, block=block) == (row.ids, row.passes_decode)
-                early += row.passes_decode < canvas
-    assert early > 5
-
-
 # ------------------------------------------------------------------------------------- trimmed canvases
 def by_place(canvas: list[int]) -> list[dict[int, float]]:
     """A model that looks at nothing but the slot: EOS is likeliest at slot 5, and surer than the words."""
@@ -184,11 +165,13 @@ def test_a_trimmed_canvas_ends_at_its_first_eos():
 # ------------------------------------------------------------------------------------------ benchmarks
 @BOTH
 def test_the_comparison_is_like_for_like(family):
-    model, prompts = tiny(family, 2), ragged(random.Random(2), 4)
-    named = {"research": research_decoder(model, 12, 4), **decoders(model, 12, 4)}
-    found = compare(named, prompts, device="cpu", rounds=2)
-    assert found["exact"]["equal"] == found["research"]["equal"] == 4
-    assert found["exact"]["passes"] == found["research"]["passes"]
+    """Research's loop, with LLaDA's rules on either family, gives our tokens in as many passes."""
+    for seed in range(3):
+        model, prompts = tiny(family, seed), ragged(random.Random(seed), 4)
+        named = {"research": research_decoder(model, 12, 4), **decoders(model, 12, 4)}
+        found = compare(named, prompts, device="cpu", rounds=2)
+        assert found["exact"]["equal"] == found["research"]["equal"] == 4
+        assert found["exact"]["passes"] == found["research"]["passes"]
     assert set(found) >= {"prefix cache", "dual cache", "dual cache, threshold 0.9"}
 
 

@@ -47,7 +47,7 @@ def one_row(c: Case, key: int) -> reference.Result:
 @each_length
 def test_a_row_does_not_depend_on_its_company(length):
     """Some of the rows in another order, often one alone or beside a row so wide that sums would notice."""
-    for name, c, _, together in (decoded(length, number) for number in range(64)):
+    for name, c, _, together in (decoded(length, number) for number in range(50)):
         rng, count = random.Random(name), len(c.prompts)
         keys = rng.sample(range(count), 1 if rng.random() < 0.6 else rng.randint(1, count))
         prompts = [c.prompts[key] for key in keys]
@@ -141,7 +141,7 @@ def test_presets_are_the_specifications(name, family, authors):
 @pytest.mark.parametrize("length", [name for name in LENGTHS if name != "rho"])
 def test_termination_is_vanilla_cut_at_the_first_eos(length):
     saved = 0
-    for name, c, _, own in (decoded(length, number) for number in range(70)):
+    for name, c, _, own in (decoded(length, number) for number in range(50)):
         other = c.with_stop(not c.settings.eos_stop).plan
         both = [own, watch(c.denoise, c.prompts, c.roles, other, seed=c.seed)]
         early, late = both if c.settings.eos_stop else both[::-1]
@@ -152,7 +152,7 @@ def test_termination_is_vanilla_cut_at_the_first_eos(length):
             assert stopped.passes_probe == row.passes_probe, name
             assert stopped.passes_decode <= row.passes_decode, name
             saved += row.passes_decode - stopped.passes_decode
-    assert saved > 50
+    assert saved > 35
 
 
 def cut(ids: list[int], eos: int) -> list[int]:

@@ -112,6 +112,10 @@ def test_every_choice_of_every_field_makes_another_plan():
                 assert len(set(made)) == len(made), field
 
 
+def test_names_may_be_separated_by_commas():
+    assert plan("original", ban="void, 12,").ban == plan("original", ban=["void", 12]).ban == ("void", 12)
+
+
 def test_fields_beside_a_threshold_are_not_those_of_a_schedule():
     _, values = describe("void", {"threshold": 0.9})
     assert (values["steps"], values["schedule"]) == (None, None)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from voidpad.decode import plan as make_plan
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import PRESETS
 from voidpad.engine.speed import SPEEDS, with_speed
@@ -59,13 +60,12 @@ def test_a_speed_and_a_switch_exclude_each_other(name, fields, cache, named):
 @EACH
 @pytest.mark.parametrize("plan", PRESETS)
 def test_presets_either_take_a_speed_or_refuse_it(name, plan):
-    model = random_model("llada", vocab=300, hidden=16, layers=1)
     if plan in ("daedal", "rho-eos"):
         with pytest.raises(ConfigError, match=plan):
-            model.generate("hi", plan, speed=name)
+            with_speed(name, plan, {}, None)
     else:
         with_speed(name, f"{plan}@authors", {}, None)
-        assert model.plan(plan, **SPEEDS[name].fields).approximations != ()
+        assert make_plan(plan, **SPEEDS[name].fields).approximations != ()
     with_speed("exact", plan, {}, None)
 
 
@@ -80,12 +80,10 @@ def test_ready_plans_and_block_causal_models_take_no_speed(name, tmp_path, voidp
     folder = tmp_path / "sdar"
     save(model, folder)
     (tmp_path / "prompts.txt").write_text("hi")
-    speed = ("--speed", name)
     for line, *words in (
-        ("generate hi --model", folder, *speed),
-        ("serve --port 0", folder, *speed),
-        ("serve --port 0 --replicas 2", folder, *speed),
-        ("eval --tasks tiny_steps --model", folder, "--out", tmp_path / "run", *speed),
+        ("generate hi --model", folder, "--speed", name),
+        ("serve --port 0", folder, "--speed", name),
+        ("eval --tasks tiny_steps --model", folder, "--out", tmp_path / "run", "--speed", name),
         ("bench --model", folder, "--file", tmp_path / "prompts.txt"),
     ):
         assert voidpad(line, *words).status == 2, line
