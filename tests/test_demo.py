@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from typing import get_args
@@ -86,11 +87,12 @@ def test_the_demo_writes_one_page_with_its_texts_and_says_how_long(voidpad, monk
     groups = [one.model_copy(update={"fields": {"canvas": 64, "stop": "eos"}}) for one in tried.groups]
     tried = tried.model_copy(update={"groups": groups})
     monkeypatch.setattr("voidpad.experiments.sweep_recipe.of_family", lambda *_: tried)
-    shown = {"a text": "<img src=x onerror=alert(1)>"}
+    shown = {"a text": "<img src=x onerror=alert(1)>\n" + "word" * 40}
     monkeypatch.setattr(command, "structured_and_filled", lambda *_: shown)
     ran = voidpad(f"demo --problems 1 --report {tmp_path}/demo.html")
     assert ran.status == 0, ran.err
     assert "original" in ran.out
+    assert "word" * 40 in re.sub(r"\W", "", ran.out), "a long line is wrapped, not cut"
     assert "minutes" in ran.err
     page = (tmp_path / "demo.html").read_text()
     assert "&lt;img src=x" in page

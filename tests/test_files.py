@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from voidpad.errors import ConfigError
-from voidpad.files import atomic_file, store
+from voidpad.files import atomic_file, fresh_folder, store
 
 
 def test_a_file_appears_whole(tmp_path):
@@ -32,6 +32,14 @@ def test_a_failed_write_keeps_what_was_there(tmp_path):
         draft.write_text("x")
     assert (tmp_path / "new" / "b.txt").read_text() == "x"
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_an_error_names_the_file_and_not_its_draft(tmp_path):
+    long = tmp_path / ("a" * 255)  # the name of the draft is longer than a file system takes
+    for write in (atomic_file, fresh_folder):
+        with pytest.raises(OSError, match="too long") as caught, write(long):
+            pass
+        assert caught.value.filename == str(long)
 
 
 def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path):

@@ -426,6 +426,10 @@ def test_the_command_trains_and_reports(folder, voidpad):
         assert fact in ran.out
     assert re.search(r"step 2/2  loss .* s, 0:00:00 left", ran.out)
     assert "finished after 2 steps" in ran.out
+    few = "--set run.steps=1 --set run.global_batch=64"
+    one = voidpad(f"train {folder}/recipe.toml --set run.output={folder}/one {few}")
+    assert "1 step per epoch" in one.out, one.err
+    assert "finished after 1 step," in one.out
     config = json.loads((folder / "command" / "model" / "adapter_config.json").read_text())
     assert (config["r"], sorted(config["target_modules"])) == (2, ["q_proj", "v_proj"])
 

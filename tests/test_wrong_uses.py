@@ -152,6 +152,12 @@ def test_what_cannot_run_is_refused_before_weights_are_read(voidpad, place, monk
     assert named in last_line(ran)
 
 
+def test_a_choice_that_is_none_is_said_without_words_of_a_library(voidpad):
+    assert last_line(voidpad("recipes nope")).startswith(
+        "voidpad: Invalid value for 'kind': 'nope' is not one of"
+    )
+
+
 def test_no_error_writes_to_the_terminal_or_repeats_a_long_value(voidpad, place):
     """File names and values can hold escape sequences."""
     for words in (["generate", "hi", "--model", "\x1b]0;owned\x07"], ["view", "\x1b[2J"], ["\x1b[31mx"]):

@@ -94,6 +94,15 @@ def locked_folder(folder: Path, busy: str) -> Iterator[None]:
 
 
 @contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Inside, an error of the system names this path, and not the draft beside it, which nobody asked for."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """A name to write to. When the block ends without an error, that file replaces `path`; otherwise it is removed.
 
@@ -107,8 +116,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     # It ends as the file does: writers read there what to write.
     writer = f"{platform.node()}-{os.getpid()}-{threading.get_ident()}"
     draft = path.with_name(f".{path.stem}.{writer}.part{path.suffix}")
-    try:
+    with _named(path):
         draft.touch()
+    try:
         mode = draft.stat().st_mode  # safetensors would let only the owner read its files
         yield draft
         draft.chmod(mode)
@@ -136,7 +146,8 @@ def fresh_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which appears under its name only when the block ends without an error."""
     check_new_folder(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    with _named(target):
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         yield draft
         draft.chmod(0o755)  # mkdtemp makes it private

@@ -126,7 +126,8 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         unknown_option = hasattr(error, "option_name")
         if unknown_option and error.ctx and any(one.name == "settings" for one in error.ctx.command.params):
             hint += "; fields of a plan go as --set FIELD=VALUE"
-        _fail(f"{error.format_message().rstrip('.')}; {hint}.", error.exit_code)
+        message = error.format_message().replace(": Value error, ", ": ")  # pydantic's words, through typer
+        _fail(f"{message.rstrip('.')}; {hint}.", error.exit_code)
     except BadCommand as error:
         _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from voidpad.evaluate import Resources
     from voidpad.experiments.sweep_recipe import SweepRecipe
 
+TITLE = "EOS overflow, and VOID padding without it"
+ABOUT = "First a few answers as they are, then the scores of all problems that were decoded."
+
 
 def demo(
     problems: int = Option(3, help="test problems per task", min=1),
@@ -56,11 +59,11 @@ def demo(
         print_records(rows, left=len(results.heads))
         shown = lost_and_kept(page.frame) | structured_and_filled(family, device)
         for title, text in shown.items():
-            out.print(Panel(Text(text or "(nothing)"), title=title, title_align="left"))
+            out.print(Panel(Text(text or "(nothing)"), title=title, title_align="left"), soft_wrap=False)
         texts = [f"### {pages.md(title)}\n\n" + pages.indented(text) for title, text in shown.items()]
         pictures = {plot.file: plot.svg for section in page.sections for plot in section.plots}
-        text = "\n\n".join([*texts, pages.as_markdown(page)])
-        draft.write_text(pages.html_page("EOS overflow", text, pictures), encoding="utf-8")
+        text = "\n\n".join([f"# {TITLE}", ABOUT, *texts, pages.as_markdown(page)])
+        draft.write_text(pages.html_page(TITLE, text, pictures), encoding="utf-8")
     note(
         f"{len(recipe.tasks)} tasks; a small set has wide intervals, docs/tiny.md has a full run. Report: {report}"
     )

@@ -67,7 +67,7 @@ def train(
         return
     state = "finished" if done.finished else "paused (--resume continues)"
     out.print(
-        f"{done.folder}: {state} after {done.steps} steps, {done.seconds:.1f} s, {done.tokens:,} tokens"
+        f"{done.folder}: {state} after {_count(done.steps, 'step')}, {done.seconds:.1f} s, {done.tokens:,} tokens"
     )
     if done.best:
         out.print(f"lowest held-out loss {done.best_loss:.4f} in {done.best}")
@@ -111,6 +111,10 @@ def _line(run: Run, entry: Entry) -> str:
     return "  ".join([step, *losses, *rates, spent])
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def _banner(run: Run) -> str:
     """What a run is going to do, in a few lines."""
     import torch
@@ -122,7 +126,7 @@ def _banner(run: Run) -> str:
     computed = ", computed in bfloat16" if run.bfloat16 else ""
     trainable = sum(p.numel() for p in run.parameters)
     held_out = f", {run.held_out.rows.count:,} held out" if run.held_out else ""
-    epochs = f"{run.total:,} steps ({run.total / run.per_epoch:.2f} epochs)" if run.total else ""
+    epochs = f"{_count(run.total, 'step')} ({run.total / run.per_epoch:.2f} epochs)" if run.total else ""
     limit, passes = run.passes.limit, len(run.passes.planned(0))
     rows = "end to end" if limit.end_to_end else "padded to the longest"
     how = [f"{passes} a step, at most {limit.tokens:,} tokens each, rows {rows}"]
@@ -131,7 +135,7 @@ def _banner(run: Run) -> str:
         f"device      {processes}{device}, {weights} weights{computed}\n"
         f"parameters  {run.model.parameters:,}, of which {trainable:,} train "
         f"({trainable / run.model.parameters:.2%})\n"
-        f"data        {run.passes.rows.count:,} examples{held_out}, {run.per_epoch:,} steps per epoch\n"
+        f"data        {_count(run.passes.rows.count, 'example')}{held_out}, {_count(run.per_epoch, 'step')} per epoch\n"
         f"length      {epochs or 'until its time is spent'}\n"
         f"passes      {'; '.join(how)}"
     )
