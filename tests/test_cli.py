@@ -369,6 +369,7 @@ USAGE = {  # wrong options, and the name that the one line must have
     f"{SMALL} --set ban=99": "99",
     f"{SMALL} --set rows=0": "rows",
     f"{SMALL} --set block": "block",
+    f"{SMALL} --set block=4": "block",
     f"{SMALL} --cache all": "cache='all'",
     f"{SMALL} --dtype float8": "float8",
     f"{SMALL} --device warp": "warp",

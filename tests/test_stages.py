@@ -236,7 +236,6 @@ def test_the_plan_follows_the_padding_of_the_checkpoint(voidpad, weights, tmp_pa
         ("--tasks nothing", "task 'nothing'"),
         ("--tasks tiny_write", "--allow-code-execution"),
         ("--tasks tiny_steps --set threshold", "--set 'threshold'"),
-        ("--tasks tiny_steps --set block=8 --block 8", "--set block=8"),
         ("--tasks tiny_steps --set colour=red", "colour"),
         ("--tasks tiny_steps --set parity=gpt", "parity"),
         ("--tasks tiny_steps --shard 1-2", "shard='1-2'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,12 +47,28 @@ class Stage(StrEnum):
 SETTABLE = {"fewshot", "fewshot_seed", "parity", "hide_eos"}  # fields of the evaluation that --set takes
 
 
+@dataclass(frozen=True)
+class RequestOptions:
+    """Which items are asked, and how, by the names of `EvalConfig`."""
+
+    limit: int | None = Option(None, min=1, help="only the first so many items of each task")
+    shard: str | None = Option(None, help="r/W: of those, items r, r+W, ...")
+    seed: Seed = 0
+    num_fewshot: int | None = Option(
+        None, min=0, help="examples before the question; default: the task's own"
+    )
+    system: SystemPrompt = None
+    raw: Raw = False
+    merge: bool = Option(False, "--merge", help="fold the adapter into the weights first")
+
+
 @grouped
 def evaluate(
     context: typer.Context,
     source: ModelOptions,
     decoding: PlanOptions,
     fast: SpeedOptions,
+    asked: RequestOptions,
     judging: TaskOptions,
     out_dir: Path = Option(..., "--out", help="run folder; an interrupted run goes on from it"),
     tasks: str = Option(
@@ -61,15 +77,6 @@ def evaluate(
         "tiny_steps, tiny_expr, tiny_complete, tiny_write, tiny_json, tiny_search, or your own",
     ),
     stage: Stage | None = Option(None, help="one stage; answer and judge read their settings from --out"),
-    items: int | None = Option(None, "--limit", min=1, help="only the first so many items of each task"),
-    shard: str | None = Option(None, help="r/W: of those, items r, r+W, ..."),
-    seed: Seed = 0,
-    num_fewshot: int | None = Option(
-        None, min=0, help="examples before the question; default: the task's own"
-    ),
-    system: SystemPrompt = None,
-    raw: Raw = False,
-    merge: bool = Option(False, "--merge", help="fold the adapter into the weights first"),
     rows: RowLimit = 32,
     tokens: TokenLimit = 16384,
     as_json: AsJson = False,
@@ -93,19 +100,10 @@ def evaluate(
         with _progress(out_dir) as show:
             run.answer(folder, resources=resources, progress=show)
     else:
-        if shard is not None and not re.fullmatch(r"\d+/\d+", shard):
-            raise ConfigError(f"shard={shard!r}: write r/W, such as 0/4 for the first of four parts.")
-        settings = {
-            "tasks": names,
-            "own_tasks": own_tasks,
-            "limit": items,
-            "shard": shard and tuple(shard.split("/")),
-            "seed": seed,
-            "num_fewshot": num_fewshot,
-            "system": system,
-            "raw": raw,
-            "merge": merge,
-        }
+        if asked.shard is not None and not re.fullmatch(r"\d+/\d+", asked.shard):
+            raise ConfigError(f"shard={asked.shard!r}: write r/W, such as 0/4 for the first of four parts.")
+        shard = asked.shard and tuple(asked.shard.split("/"))
+        settings = {**vars(asked), "shard": shard, "tasks": names, "own_tasks": own_tasks}
         config = _config(source, decoding, fast, settings, stage)
         if stage is None:
             with _progress(out_dir) as show:

@@ -191,10 +191,13 @@ class PlanOptions:
         """
         found = {name: getattr(self, name) for name in DIRECT_FIELDS if getattr(self, name, None) is not None}
         for name, value in assignments("--set", self.settings, "FIELD=VALUE, for example steps=64").items():
+            field = name.replace("-", "_")
+            if field in found:
+                raise ConfigError(f"--set {name}={value}: {field} is given twice.")
             try:
-                found[name.replace("-", "_")] = json.loads(value)
+                found[field] = json.loads(value)
             except ValueError:
-                found[name.replace("-", "_")] = value
+                found[field] = value
         return found
 
     def named(self) -> str | Plan | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,18 +113,11 @@ def _watch(ended: Iterator[CellOutcome], shown: Progress, total: int) -> list[st
     return failed
 
 
-class Format(StrEnum):
-    md = "md"
-    html = "html"
-    csv = "csv"
-
-
 def report(
     folders: list[Path] = Argument(..., help="Run folders, sweep folders, or NAME.sweep.json files."),
     out: Path | None = Option(
         None, help="Folder for the report and its figures; prints Markdown without it."
     ),
-    formats: list[Format] | None = Option(None, "--format", help="Only these formats; may be repeated."),
     compare: bool = Option(
         False, "--compare", help="Two run folders: paired difference, items that changed."
     ),
@@ -143,15 +135,15 @@ def report(
         title, text = pages.compare_runs(*folders)
         files = {"compare.md": text, "compare.html": pages.html_page(title, text)}
     else:
-        page, wanted = pages.report(folders), formats or list(Format)
+        page = pages.report(folders)
         text = pages.as_markdown(page, intervals=intervals, figures=out is not None)
-        files = {"report.md": text} if "md" in wanted else {}
-        if "html" in wanted:
-            files["report.html"] = pages.as_html(page, intervals=intervals)
-        if "csv" in wanted:
-            files["report.csv"] = pages.as_csv(page)
-        files["verdicts.jsonl.gz"] = pages.as_verdicts(page)
-        files |= {plot.file: plot.svg for section in page.sections for plot in section.plots}
+        files = {
+            "report.md": text,
+            "report.html": pages.as_html(page, intervals=intervals),
+            "report.csv": pages.as_csv(page),
+            "verdicts.jsonl.gz": pages.as_verdicts(page),
+            **{plot.file: plot.svg for section in page.sections for plot in section.plots},
+        }
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -105,9 +105,10 @@ def _line(run: Run, entry: Entry) -> str:
         left = entry["seconds"] / max(run.update - 1, 1) * (run.total - run.update)
     else:
         left = max(0.0, (run.recipe.run.seconds or 0.0) - entry["seconds"])
-    return "  ".join(
-        [step, *losses, *rates, f"{entry['seconds']:.1f} s, {timedelta(seconds=round(left))} left"]
-    )
+    spent = f"{entry['seconds']:.1f} s"  # of the updates after the first, which also warms up
+    if run.update > 1:
+        spent += f", {timedelta(seconds=round(left))} left"
+    return "  ".join([step, *losses, *rates, spent])
 
 
 def _banner(run: Run) -> str:
