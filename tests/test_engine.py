@@ -116,9 +116,7 @@ def idle(engine: Engine) -> bool:
 LARGE = [(200, 24, 400), pytest.param(2000, 24, 400, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(
-    ("count", "rows", "tokens"), [(60, 1, 10**6), (60, 3, 10**6), (60, 64, 60), (60, 7, 100), *LARGE]
-)
+@pytest.mark.parametrize(("count", "rows", "tokens"), [(30, 1, 10**6), (40, 64, 60), (40, 7, 100), *LARGE])
 def test_every_row_of_a_mixed_pool_is_its_one_row_decode(count, rows, tokens):
     """Random lengths, canvases and plans. In a large pool, rows are cancelled while they wait and while they decode."""
     rng, large = random.Random(count), count >= 200
@@ -136,7 +134,7 @@ def test_every_row_of_a_mixed_pool_is_its_one_row_decode(count, rows, tokens):
             engine.cancel(key)
             asked.add(key)
         done += [(row, pool.calls[row.key]) for row in ended(engine.step())]
-        if len(done) * 4 > count * (1 + len(memory)):  # at a quarter, a half and three quarters
+        if large and len(done) * 4 > count * (1 + len(memory)):  # at a quarter, a half and three quarters
             memory.append(footprint())
     assert idle(engine)
     assert sorted(row.key for row, _ in done) == list(range(count))
@@ -279,7 +277,7 @@ def test_short_rows_that_keep_coming_do_not_keep_a_long_one_out():
 def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
     """And rows with different limits share one group of a pass."""
     shorter = 0
-    for number in range(25):
+    for number in range(15):
         c = case(number)
         rule = c.plan.length
         limits = [None, *(max(1, rule.longest * part // 6) for part in (1, 2, 3, 5))]
@@ -305,7 +303,7 @@ def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
             assert result(done[key]) == result(alone.outcome), (number, limit)
             assert done[key].canvas <= bound
             shorter += done[key].ids != done[0].ids
-    assert shorter > 15
+    assert shorter > 10
 
 
 # --------------------------------------------------------------------------------------- life of a row
@@ -365,7 +363,7 @@ def test_a_row_may_be_ended_early_by_whoever_knows_that_it_is_complete():
 
 def test_rows_come_and_go_from_other_threads():
     """One thread decodes; eight submit, cancel and end rows. Every row ends once, untouched ones as alone."""
-    some = jobs(160, first=500, plans=12)
+    some = jobs(100, first=500, plans=12)
     pool = pool_of(some)
     engine = Engine(pool, LOW, rows=12, tokens=300)
     submitted: dict[int, Job] = {}
