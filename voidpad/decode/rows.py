@@ -55,6 +55,7 @@ class Rows:
     decoded: Tensor  # (B,) decoding passes
     probed: Tensor  # (B,) probes
     shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
+    slot_passes: Tensor  # (B,) canvas slots summed over all passes
     roles: Roles
     constraints: Constraints = ()  # of each row; () if no row has one
     edits: tuple[CanvasEdit, ...] = ()  # changes of length since the tokens of this pass were written

@@ -49,7 +49,7 @@ CAPTURE_AT = 3  # a kind of pass is captured when it comes for this time
 MOST_STATES = 256  # more kinds and sizes of rows begin anew: bans come from clients
 # What of the rows a pass needs besides ids: what it leaves as it is, and what it changes.
 FIXED = ("prompt", "stop", "key", "seed")
-COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded")
+COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded", "slot_passes")
 
 # Replaces the logits (B * W, V) of the windows; for studies that pay for a pass and choose its tokens.
 Steer = Callable[[Rows, Tensor, Tensor], Tensor]
@@ -62,7 +62,7 @@ def device_step(
     """One step of settled rows, given what was proposed at all W slots of their windows (B, W).
 
     Returns for each row tokens, scores and choices of the window, whether the row may write them, why it ends, and the
-    `COUNTERS`, as one tensor of integers (B, 3 W + 7); then ids (B, L) and counters (5, B) after the step.
+    `COUNTERS`, as one tensor of integers (B, 3 W + 8); then ids (B, L) and counters (6, B) after the step.
     """
     width = tokens.shape[1]
     frontier = rows.in_windows(rows.masked, width)
