@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from voidpad.decode.length import Fixed
 from voidpad.decode.presets import describe
 from voidpad.engine.cache_policy import CachePolicy
 from voidpad.evaluate.folder import VERSION, RunFolder
@@ -59,6 +60,7 @@ def example(cell: SweepCell, index: int, luck: float, at: Mapping[str, Any]) -> 
         "passes_decode": passes,
         "passes_probe": 3 if "limit" in at else 0,
         "passes_shared": 1 if "limit" in at else 0,
+        "slot_passes": passes * canvas,
         "canvas": canvas,
         "answer_tokens": passes // 2,
         "stop_reason": "eos",
@@ -77,7 +79,11 @@ def write_run(cell: SweepCell, out: Path, *, size: int = 40, draw: Draw = drawn)
         *([CachePolicy.parse(config.cache).approximation] if config.cache else []),
         *plan.approximations,
     ]
-    provenance = {**PROVENANCE, "approximations": approximations, "probe_growth": plan.probe_growth}
+    provenance = {
+        **PROVENANCE,
+        "approximations": approximations,
+        "one_length": isinstance(plan.length, Fixed),
+    }
     run = RunFolder(out / cell.folder)
     run.path.mkdir(parents=True, exist_ok=True)
     head = run.begin(config, provenance, json.loads(json.dumps(at)))

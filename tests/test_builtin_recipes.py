@@ -2,26 +2,24 @@
 
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from runs import drawn, write_run, write_sweep
+from runs import write_run, write_sweep
 from voidpad.builtin.tasks import CANVAS, heldout
 from voidpad.builtin.tokenizer import ROLES, tokenizer
 from voidpad.commands.cli import app
 from voidpad.decode.denoise import hidden_eos
 from voidpad.engine.batching import Engine
 from voidpad.errors import ConfigError
-from voidpad.evaluate import AnswerRequest, EvalConfig, RunFolder
+from voidpad.evaluate import AnswerRequest, EvalConfig
 from voidpad.evaluate.answer import Answerer
-from voidpad.evaluate.judge import slot_passes
 from voidpad.experiments.report.frame import frame
 from voidpad.experiments.report.layout import TableLayout
 from voidpad.experiments.report.tables import build
-from voidpad.experiments.sweep_recipe import cells, parse, read
+from voidpad.experiments.sweep_recipe import cells, parse
 from voidpad.models import load, random_model
 from voidpad.recipes import find_recipe, shipped_recipes
 from voidpad.training import recipe as recipes
@@ -154,25 +152,3 @@ def test_the_difference_is_taken_problem_by_problem(tmp_path):
     assert value.number == -25.0
     assert value.interval == (-75.0, 0.0)
     assert table.rows["fast", "256"]["mean"].number == 75.0
-
-
-def test_slot_passes_count_every_slot_of_every_pass(tmp_path):
-    by_method = {cell.method: cell for cell in cells(read(find_recipe("tiny-score", "sweep")))}
-
-    def run(method):
-        folder = RunFolder(write_run(by_method[method], tmp_path, draw=drawn))
-        return folder.examples, folder.head
-
-    fixed, head = run("void")
-    assert slot_passes(fixed, head) == fmean(one["canvas"] * one["passes_decode"] for one in fixed)
-    assert slot_passes(fixed, {**head, "config": {**head["config"], "cache": "dual"}}) is None
-    grown, head = run("void, expanding")
-    assert (grown[0]["passes_probe"], grown[0]["passes_shared"]) == (3, 1)
-    block = head["plan"]["block"]
-
-    def by_hand(one):
-        probes = [one["canvas"] - 2 * block, one["canvas"] - block, one["canvas"]]
-        return sum(probes) + one["canvas"] * (one["passes_decode"] - 1)
-
-    assert slot_passes(grown, head) == fmean(map(by_hand, grown))
-    assert slot_passes(*run("daedal")) is None

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,8 +73,9 @@ def test_a_prepared_file_gives_back_what_was_written(tmp_path):
 
 
 MEASURED = """
-import sys, torch
-from voidpad.training import prepared
+import resource, sys, torch
+from voidpad.models.checkpoint import vocabulary
+from voidpad.training import corpus, prepared
 from voidpad.training.batches import PaddedRows
 from voidpad.training.recipe import PaddingPart
 
@@ -82,8 +84,16 @@ def own():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) >> 10
 
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+file, chats, tokenizer = sys.argv[1:]
+vocabulary(tokenizer)
+before = peak()
+_, counts = corpus.prepare([chats], tokenizer, corpus.CorpusRequest())
+print(peak() - before, counts.kept, counts.dropped["too_long"])
 before = own()
-data = prepared.read(sys.argv[1])
+data = prepared.read(file)
 rows = PaddedRows(data.pairs, data.roles, PaddingPart(), seed=42)
 rows.batch(0, torch.arange(6), rows.lengths(0, torch.arange(6), 6)[0])
 print(data.pairs.tokens.nbytes >> 20, own() - before)
@@ -91,33 +101,57 @@ print(data.pairs.tokens.nbytes >> 20, own() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from Linux's /proc")
-def test_a_large_file_takes_little_memory(tmp_path):
-    count, size = 25_000, 800
+def test_long_lines_and_large_files_take_little_memory(tmp_path, tokenizer):
+    """A line of four megabytes when data is prepared, and a file of a hundred when it is trained on."""
+    long = [pair("a " * 2_000_000, "b"), pair("c", "d " * 2_000_000), pair("e", "f")]
+    source, count, size = lines(tmp_path / "x.jsonl", long), 25_000, 800
     tokens = torch.full((count * size,), 60_000, dtype=torch.int32)
     lengths = torch.full((count,), 300), torch.full((count,), size - 300), torch.ones(count, dtype=torch.bool)
     data.write(tmp_path / "x", Pairs(tokens, *lengths), ROLES)
-    command = [sys.executable, "-c", MEASURED, str(tmp_path / "x")]
+    command = [sys.executable, "-c", MEASURED, str(tmp_path / "x"), source, tokenizer]
     run = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr
-    whole, mapped = map(int, run.stdout.split())
+    megabytes, kept, too_long, whole, mapped = map(int, run.stdout.split())
+    assert (kept, too_long) == (1, 2)
+    assert megabytes < 150
     assert mapped < whole / 4
 
 
-def test_damaged_files_are_refused(tmp_path):
-    path, pairs = tmp_path / "x.safetensors", Pairs.of(ROWS)
+def metadata_of(path):
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+TENSORS = {name: getattr(Pairs.of(ROWS), name) for name in data.TENSORS}
+TAMPERED = {
+    "negative ids": {"tokens": -TENSORS["tokens"]},
+    "float tokens": {"tokens": TENSORS["tokens"] / 2},
+    "tokens in rows": {"tokens": TENSORS["tokens"].reshape(2, 5)},
+    "negative lengths": {"prompt": torch.tensor([3, 2, -1]), "response": torch.tensor([2, 4, 0])},
+    "lengths beyond the tokens": {"response": torch.tensor([2, 30, 0])},
+    "a length too few": {"prompt": torch.tensor([3, 1])},
+    "nothing to learn": {"complete": torch.tensor([1, 0, 0])},
+    "fixed text beyond the tokens": {"fixed": torch.tensor([0, 0, 1])},
+    "no examples": {name: torch.empty(0, dtype=torch.long) for name in data.TENSORS},
+    "a missing tensor": {"complete": None},
+}
+
+
+def test_damaged_and_tampered_files_are_refused_in_one_line(tmp_path):
+    path = tmp_path / "x.safetensors"
     with pytest.raises(DataError, match="no such file"):
         data.read(path)
-    data.write(path, pairs, ROLES)
-    whole = path.read_bytes()
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-    few = {"tokens": pairs.tokens, "prompt": pairs.prompt}
-    short = {**few, "response": pairs.response - 1, "complete": pairs.complete}
-    every = {name: getattr(pairs, name) for name in data.TENSORS}
-    strange = [{**every, "tokens": tokens} for tokens in (-pairs.tokens, pairs.tokens / 2)]
-    damages = [whole[:-3], whole.replace(b'"version":"1"', b'"version":"7"'), b"text"]
-    damages += [save(tensors, metadata) for tensors in (few, short, *strange)]
-    for damaged in damages:
+    data.write(path, Pairs.of(ROWS), ROLES)
+    whole, metadata = path.read_bytes(), metadata_of(path)
+    damages = {
+        "cut": whole[:-3],
+        "version": whole.replace(b'"version":"1"', b'"version":"7"'),
+        "text": b"text",
+    }
+    for name, changes in TAMPERED.items():
+        tensors = {part: value for part, value in (TENSORS | changes).items() if value is not None}
+        damages[name] = save(tensors, metadata)
+    for damaged in damages.values():
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"^[^\n]*x\.safetensors[^\n]*$"):
             data.read(path)
@@ -161,6 +195,16 @@ def test_every_turn_of_a_conversation_can_be_an_example(prepare):
         prepare(records, raw=False, turns="single")
     with pytest.raises(DataError, match=r"dropped: 1 \(system prompt or earlier messages"):
         prepare(records, raw=True)
+
+
+def test_every_turn_of_a_very_long_conversation_takes_linear_time(prepare):
+    """After the first prompt that is too long, what follows is counted and not tokenised."""
+    turns = [{"role": role, "content": "word"} for _ in range(4000) for role in ("user", "assistant")]
+    began = time.process_time()
+    _, counts = prepare([{"messages": turns}], raw=False, turns="every", drop_longer=300, max_length=200)
+    assert time.process_time() - began < 10
+    assert counts.kept > 3
+    assert counts.kept + sum(counts.dropped.values()) == 4000
 
 
 @pytest.mark.parametrize(

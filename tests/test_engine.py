@@ -144,7 +144,7 @@ def test_every_row_of_a_mixed_pool_is_its_one_row_decode(count, rows, tokens):
     assert max(pool.rows) <= rows
     assert all(size <= tokens or number == 1 for size, number in zip(pool.sizes, pool.rows, strict=True))
     for row, calls in done:
-        assert calls == row.passes_probe + row.passes_decode - row.passes_shared
+        assert calls == row.passes
         if row.stop_reason != "cancelled":
             assert result(row) == result(some[row.key].alone()), row.key
             assert row.seconds > 0
@@ -214,7 +214,7 @@ def test_rows_that_outgrow_the_limit_rest_in_turn_and_finish():
     assert max(pool.sizes) <= 48
     assert {row.canvas for row in done} == {24}
     for row in done:
-        assert pool.calls[row.key] == row.passes_probe + row.passes_decode - row.passes_shared
+        assert pool.calls[row.key] == row.passes
         assert (row.passes_probe, row.passes_decode, row.passes_shared) == (6, 24, 1)
 
 

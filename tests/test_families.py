@@ -159,6 +159,15 @@ def test_a_release_decodes_as_the_model_it_was_made_from(originals, released, na
         assert answers[0] == answers[1]
 
 
+def test_a_tensor_in_two_shards_is_that_of_the_index(originals, released):
+    folder = released("dream", shards=2)
+    home, whole = read_json(folder / "model.safetensors.index.json")["weight_map"], stored(folder)
+    for path in folder.glob("*.safetensors"):
+        both = {name: t if home[name] == path.name else torch.zeros_like(t) for name, t in whole.items()}
+        save_file(both, path)
+    assert torch.equal(logits(load(folder), ROWS[0]), logits(originals["dream"], ROWS[0]))
+
+
 @pytest.mark.parametrize("name", ["llada", "dream", "llada_moe"])
 def test_eos_has_an_ordinary_embedding_row(released, name):
     """The releases pad with EOS; a padding row would get no gradient."""

@@ -238,7 +238,8 @@ def test_a_row_is_charged_for_the_calls_it_took_part_in(length):
     shared = 0
     for name, _, denoise, rows in (decoded(length, number) for number in range(24)):
         for key, row in enumerate(rows):
-            assert denoise.calls[key] == row.passes_probe + row.passes_decode - row.passes_shared, name
+            assert denoise.calls[key] == row.passes, name
+            assert denoise.slots[key] == row.slot_passes, name
             shared += row.passes_shared
     assert (shared > 0) == (length == "expansion")  # its last probe is the first decoding pass
 

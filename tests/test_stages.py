@@ -114,7 +114,7 @@ def test_answers_from_elsewhere_are_judged(data_dir, tmp_path):
         folder.journal.append([record])
     head = folder.head
     head["plan"] = {"block": 1}
-    head["provenance"] |= {"approximations": [], "probe_growth": 0}
+    head["provenance"] |= {"approximations": [], "one_length": True}
     folder.write_head(head)
     results = judge(folder, resources=resources)
     assert {task: one["score"] for task, one in results["tasks"].items()} == dict.fromkeys(GOLD, 50.0)
@@ -124,9 +124,9 @@ def test_answers_from_elsewhere_are_judged(data_dir, tmp_path):
 def test_a_run_of_an_older_version_is_refused_in_one_line(steps, tmp_path):
     evaluate(steps, tmp_path)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
     for reading in (lambda: read_run(tmp_path), lambda: evaluate(steps, tmp_path)):
-        with pytest.raises(DataError, match="format version 2, this release reads 3"):
+        with pytest.raises(DataError, match="format version 3, this release reads 4"):
             reading()
 
 

@@ -198,16 +198,18 @@ def spread(chosen: dict[int, float], over: Sequence[int]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Toy:
-    """A toy as a Denoiser: row by row the same floats, and a count of the calls each row took part in."""
+    """A toy as a Denoiser: row by row the same floats, and counts of the calls and of the slots of each row."""
 
     logits: Callable[[list[int]], Tensor]
     calls: Counter = field(default_factory=Counter, compare=False)
+    slots: Counter = field(default_factory=Counter, compare=False)
 
     def __call__(self, canvas, where: Tensor) -> Tensor:
         assert not (where & ~canvas.inside).any(), "logits were asked for outside a row"
         parts = []
         for row, key in enumerate(canvas.key.tolist()):
             self.calls[key] += 1
+            self.slots[key] += int(canvas.stop[row] - canvas.prompt[row])
             ids = canvas.ids[row, : int(canvas.stop[row])].tolist()
             parts.append(self.logits(ids)[where[row, : len(ids)]])
         return torch.cat(parts)

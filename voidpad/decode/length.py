@@ -83,10 +83,6 @@ class LengthRule(Rule):
         """A row stops after so many decoding passes, even with masks left."""
         return math.inf
 
-    def probe_growth(self, block: int) -> int | None:
-        """By how many slots the canvas grows from a probe to the next; None if its length changes in other ways too."""
-        return None
-
     def watch(self, rows: Rows) -> Tensor:
         """The slots (B, L) whose logits the rule reads in this pass, besides those of the frontier."""
         return torch.zeros_like(rows.slots)
@@ -128,9 +124,6 @@ class Fixed(LengthRule):
 
     keeps_length = True
     keeps_prefix = True
-
-    def probe_growth(self, block: int) -> int:
-        return 0
 
 
 class GrowingRule(LengthRule):
@@ -191,9 +184,6 @@ class VoidExpansion(GrowingRule):
     keeps_length = True
     keeps_prefix = True
     ignored: ClassVar[tuple[str, ...]] = ("void", "mask")  # roles that do not count as non-VOID tokens
-
-    def probe_growth(self, block: int) -> int:
-        return block
 
     def rounded_limit(self, block: int) -> int:
         """The limit in whole blocks."""

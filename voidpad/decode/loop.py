@@ -283,6 +283,7 @@ def take_step(
         decoded=rows.decoded + ready,
         probed=rows.probed + rows.probing,
         shared=rows.shared + (rows.probing & ready),
+        slot_passes=rows.slot_passes + rows.length,
         idle_passes=torch.where(idle, rows.idle_passes + 1, 0),
     )
     if plan.leaves_blocks:

@@ -37,6 +37,7 @@ class Outcome:
     passes_decode: int
     passes_probe: int = 0
     passes_shared: int = 0  # probes that also served as decoding passes
+    slot_passes: int = 0  # canvas slots summed over all passes, whether a cache spared some of them or not
     # eos, rule, full, limit or stalled; stop, cancelled or deadline for rows ended from outside.
     stop_reason: str
     gaps: tuple[tuple[int, ...], ...] = ()  # of a row that filled a template: the tokens of each gap
@@ -104,6 +105,7 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
         passes_decode=int(rows.decoded[row]),
         passes_probe=int(rows.probed[row]),
         passes_shared=int(rows.shared[row]),
+        slot_passes=int(rows.slot_passes[row]),
         stop_reason=reason,
         gaps=gaps,
         constraint=_report(rows, row, tokens, gaps),

@@ -212,14 +212,6 @@ class Plan(Rule):
         return tuple(name for name in (named, "trim" if self.trim else None) if name)
 
     @property
-    def probe_growth(self) -> int | None:
-        """By how many slots a canvas grows from a probe to the next, 0 for a canvas of one length.
-
-        None if the length changes in other ways too, or depends on the prompt's, as it does with causal blocks.
-        """
-        return None if self.causal is not None else self.length.probe_growth(self.block)
-
-    @property
     def patience(self) -> int:
         """Decoding passes without any change after which a row counts as stalled."""
         return self.length.patience or max(self.block, self.steps) + 1

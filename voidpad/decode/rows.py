@@ -56,6 +56,7 @@ class Rows:
     decoded: Tensor  # (B,) decoding passes
     probed: Tensor  # (B,) probes
     shared: Tensor  # (B,) passes that were a probe and a decoding pass at once
+    slot_passes: Tensor  # (B,) canvas slots summed over all passes
     roles: Roles
     constraints: Constraints = ()  # of each row; () if no row has one
     edits: tuple[CanvasEdit, ...] = ()  # changes of length since the tokens of this pass were written
@@ -141,7 +142,7 @@ class Rows:
 
     @property
     def shortest(self) -> Tensor:
-        """The fewest slots (B,) that hold a text of the row's constraint, with its end token; 0 for rows without one."""
+        """The fewest slots (B,) that hold a text of the row's constraint and its end token; 0 for rows without one."""
         least = [one.shortest if isinstance(one, RowConstraint) else 0 for one in self.constraints]
         return torch.tensor(least or [0] * len(self), dtype=torch.long)
 

@@ -50,7 +50,7 @@ CAPTURE_AT = 3  # a kind of pass is captured when it comes for this time
 MOST_STATES = 256  # more kinds and sizes of rows begin anew: bans come from clients
 # The fields of `Rows` that a pass needs besides ids: those that it leaves as they are, and those that it changes.
 FIXED = ("prompt", "stop", "key", "seed")
-COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded")
+COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded", "slot_passes")
 
 # Replaces the logits (B * W, V) of the windows; for studies that pay for a pass and choose its tokens.
 Steer = Callable[[Rows, Tensor, Tensor], Tensor]
@@ -62,8 +62,8 @@ def device_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of settled rows, given what was proposed at all W slots of their windows (B, W).
 
-    Returns one tensor of integers (B, 3 W + 7): tokens, scores (their bits) and choices of the window, whether the row
-    may write them, why it ends, and the five `COUNTERS`. Then ids (B, L) and counters (5, B) after the step.
+    Returns one tensor of integers (B, 3 W + 8): tokens, scores (their bits) and choices of the window, whether the row
+    may write them, why it ends, and the six `COUNTERS`. Then ids (B, L) and counters (6, B) after the step.
     """
     width = tokens.shape[1]
     frontier = rows.in_windows(rows.masked, width)

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from voidpad.decode.denoise import hidden_eos
+from voidpad.decode.length import Fixed
 from voidpad.decode.outcome import Outcome
 from voidpad.decode.plan import Plan
 from voidpad.decode.presets import describe
@@ -101,7 +102,7 @@ class Answerer:
     def provenance(self) -> dict[str, Any]:
         return answer_provenance(self.model, self.resources) | {
             "approximations": list(self.model.approximations(self.plan, cache=self.config.cache)),
-            "probe_growth": self.plan.probe_growth,
+            "one_length": self.plan.causal is None and isinstance(self.plan.length, Fixed),
         }
 
     def engine(self) -> Engine:

@@ -19,7 +19,7 @@ from voidpad.errors import ConfigError, DataError, shown
 from voidpad.evaluate.config import EvalConfig
 from voidpad.files import atomic_file, locked_folder, open_own, read_json, readable, store
 
-VERSION = 3  # of every JSON file here and of NAME.sweep.json
+VERSION = 4  # of every JSON file here and of NAME.sweep.json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,28 +100,10 @@ def summary(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> d
     numbers["passes_total"] = numbers["passes_decode"] + numbers["passes_probe"] - numbers["passes_shared"]
     numbers["share_at_cap"] = fmean([one["at_cap"] for one in examples])
     numbers["share_without_eos"] = fmean([not one["eos"] for one in examples])
-    numbers["slot_passes"] = slot_passes(examples, head)
+    cached = head["config"]["cache"]  # its passes compute fewer slots than the canvas has
+    numbers["slot_passes"] = None if cached else fmean([one["slot_passes"] for one in examples])
     numbers["seconds"] = math.fsum(one["seconds"] for one in examples)
     return numbers
-
-
-def slot_passes(examples: Sequence[Mapping[str, Any]], head: Mapping[str, Any]) -> float | None:
-    """Canvas slots summed over all passes, probes included, for an example on average.
-
-    None where it is not known: a cache or trimmed canvases let passes skip slots, and the canvas of most adaptive
-    length rules changes in ways that the records do not keep. VoidExpansion probes at every length on its way, one
-    block apart (`probe_growth`); its last probe is also its first decoding pass.
-    """
-    facts = head["provenance"]
-    growth = facts["probe_growth"]
-    if head["config"]["cache"] or "trim" in facts["approximations"] or growth is None:
-        return None
-    costs = []
-    for one in examples:
-        probes, decoded = one["passes_probe"], one["passes_decode"] - one["passes_shared"]
-        shorter = growth * (probes * (probes - 1) // 2)  # slots that earlier probes did not have
-        costs.append(one["canvas"] * (decoded + probes) - shorter)
-    return fmean(costs)
 
 
 def _scored(values: Sequence[float]) -> dict[str, Any]:

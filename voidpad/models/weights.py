@@ -21,10 +21,14 @@ INDEX = "model.safetensors.index.json"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
+def weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index of a folder; empty where all weights are in one file."""
+    return dict(read_json(folder / INDEX).get("weight_map", {})) if (folder / INDEX).is_file() else {}
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder: those of its index, or the only one."""
-    index = read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else {}
-    return [folder / name for name in sorted(set(index.values()) or {"model.safetensors"})]
+    return [folder / name for name in sorted(set(weight_map(folder).values()) or {"model.safetensors"})]
 
 
 def headers(folder: Path) -> dict[str, Tensor]:
@@ -52,10 +56,13 @@ def stored_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 def open_tensors(folder: Path, family: Family, config: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Every tensor under its name in the network, for from_pretrained: on disk until it is used."""
     tensors: dict[str, Any] = {}
+    home = weight_map(folder)
     with ExitStack() as stack:
         for path in weight_files(folder):
             file = stack.enter_context(safe_open(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118 (not a dict)
+                if home.get(name, path.name) != path.name:
+                    continue  # it is in two files: the index decides
                 tensors |= family.split(family.stock_name(name), file.get_slice(name), config)
         yield tensors
 

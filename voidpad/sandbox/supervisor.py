@@ -94,12 +94,13 @@ def _enter_namespaces(control: socket.socket) -> None:
     here, there = socket.socketpair()
     parent, helper = os.getpid(), os.fork()
     if helper == 0:  # outside of the new namespaces, where root may write every id
+        here.close()  # so that the wait ends when the parent is killed
         with suppress(OSError):
-            there.recv(1)
-            for name, text in settings.items():
-                with open(f"/proc/{parent}/{name}", "w") as file:
-                    file.write(text)
-            os._exit(0)
+            if there.recv(1):
+                for name, text in settings.items():
+                    with open(f"/proc/{parent}/{name}", "w") as file:
+                        file.write(text)
+                os._exit(0)
         os._exit(1)
     kernel.unshare(_NAMESPACES)
     here.send(b"x")

@@ -34,6 +34,8 @@ from voidpad.training.chats import REASONS, Dropped, Message
 from voidpad.training.prepared import Pairs, Prepared
 
 CHUNK = 64  # records that a worker gets at a time
+# Characters of a token. A text of millions of them is too long without being tokenised, which would take a gigabyte.
+LONGEST_TOKEN = 32
 LISTED = 10  # places of odd rows that are named, for each reason
 
 
@@ -198,7 +200,11 @@ _vocabulary = lru_cache(1)(vocabulary)
 
 
 def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
-    """One outcome for each answer that is asked for, or one that says why there is none."""
+    """One outcome for each answer that is asked for, or one that says why there is none.
+
+    Turns only make a prompt longer, so after the first prompt that is too long nothing is tokenised, and the digest of
+    a prompt goes on from the prompt before: a conversation takes time in proportion to its length.
+    """
     try:
         messages = chats.conversation(record, request.names)
         answers = chats.answers(messages, request.turns)
@@ -206,27 +212,45 @@ def _outcomes(name: str, request: CorpusRequest, record: Any) -> list[Outcome]:
             raise Dropped("needs_template", f"{answers[-1]} messages before the answer")
     except Dropped as dropped:
         return [Outcome(reason=dropped.reason, detail=dropped.detail)]
-    tokenizer, roles = _vocabulary(name)
-    outcomes = []
+    longest, begin, characters, outcomes = LONGEST_TOKEN * request.drop_longer, 0, 0, []
+    said = hashlib.blake2b(digest_size=16)
+    too_long = False
     for answer in answers:
-        said = [[message["role"], message["content"].strip()] for message in messages[: answer + 1]]
-        digest = hashlib.blake2b(json.dumps(said).encode(), digest_size=16).digest()
-        try:
-            prompt, response = encode_example(
-                tokenizer, roles, messages[:answer], messages[answer]["content"], raw=request.raw
-            )
-        except Dropped as dropped:
-            outcomes.append(Outcome(digest, dropped.reason, dropped.detail))
+        for message in messages[begin:answer]:
+            said.update(_normalised(message))
+            characters += len(message["content"])
+        begin, digest = answer, said.copy()
+        digest.update(_normalised(messages[answer]))
+        too_long = too_long or characters > longest
+        if too_long or len(messages[answer]["content"]) > longest:
+            outcomes.append(Outcome(digest.digest(), "too_long"))
             continue
-        reason = ""
-        if not response:
-            reason = "empty"
-        elif len(prompt) + len(response) > request.drop_longer:
-            reason = "too_long"
-        elif len(prompt) >= request.max_length:
-            reason = "no_room"
-        outcomes.append(Outcome(digest, reason, "", prompt, response))
+        outcomes.append(_outcome(name, request, digest.digest(), messages[: answer + 1]))
+        too_long = len(outcomes[-1].prompt) > request.drop_longer
     return outcomes
+
+
+def _normalised(message: Message) -> bytes:
+    """A message as the search for repeated examples sees it."""
+    return json.dumps([message["role"], message["content"].strip()]).encode()
+
+
+def _outcome(name: str, request: CorpusRequest, digest: bytes, messages: Sequence[Message]) -> Outcome:
+    """The example whose response is the last message."""
+    tokenizer, roles = _vocabulary(name)
+    *before, answer = messages
+    try:
+        prompt, response = encode_example(tokenizer, roles, before, answer["content"], raw=request.raw)
+    except Dropped as dropped:
+        return Outcome(digest, dropped.reason, dropped.detail)
+    reason = ""
+    if not response:
+        reason = "empty"
+    elif len(prompt) + len(response) > request.drop_longer:
+        reason = "too_long"
+    elif len(prompt) >= request.max_length:
+        reason = "no_room"
+    return Outcome(digest, reason, "", prompt, response)
 
 
 def encode_example(

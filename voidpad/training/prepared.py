@@ -167,8 +167,11 @@ def read(path: Path | str) -> Prepared:
         raise DataError(f"{path}: its tensors are not rows of ids and lengths; prepare it again.")
     fixed = tensors["fixed"].bool() if "fixed" in tensors else None
     pairs = Pairs(tokens, prompt.long(), response.long(), complete.bool(), fixed)
-    if int(pairs.size.sum()) != len(tokens):
+    same_count = len(prompt) == len(response) == len(complete)
+    if not same_count or {int(pairs.size.sum()), len(tensors.get("fixed", tokens))} != {len(tokens)}:
         raise DataError(f"{path}: its lengths do not add up to its tokens; prepare it again.")
+    if ((pairs.response == 0) & ~pairs.complete).any():
+        raise DataError(f"{path}: an example has neither response nor EOS to learn; prepare it again.")
     return Prepared(pairs, roles, notes)
 
 

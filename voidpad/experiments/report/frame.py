@@ -96,7 +96,7 @@ def _rows(run: RunFolder, cell: Mapping[str, Any]) -> list[dict[str, Any]]:
     with readable(run.path / "results.json", "JSON", DataError):
         facts = results["provenance"]
         # An adaptive length has no number of passes to the end of its canvas.
-        steps = head["plan"].get("steps") if facts["probe_growth"] == 0 else None
+        steps = head["plan"].get("steps") if facts["one_length"] else None
         for task, found in results["tasks"].items():
             scores = {name: one["correct"] for name, one in found["scores"].items()}
             n, size, nfe = found["n"], found["test_size"], found["passes_decode"]
