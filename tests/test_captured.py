@@ -229,11 +229,8 @@ def test_a_whole_pass_makes_every_tensor_on_its_device(monkeypatch, fields):
     windows = torch.empty(2 * 4, 16, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(captured, "forward", lambda *_: windows)
     flat, logits, bans = call(*(part.to("meta") for part in inputs))
-    assert (flat.shape, flat.dtype, flat.device.type) == (
-        (2, 3 * 4 + 2 + len(captured.COUNTERS)),
-        torch.long,
-        "meta",
-    )
+    width = 3 * 4 + 2 + len(captured.COUNTERS)
+    assert (flat.shape, flat.dtype, flat.device.type) == ((2, width), torch.long, "meta")
     assert logits is windows
     assert bans.ban.shape == (16,)
 
