@@ -1,6 +1,7 @@
 """Starting up and ending: what a command imports, what it sets in its process, and what is left when it ends."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -185,6 +186,20 @@ def test_a_missing_extra_names_its_install(monkeypatch, command, module, extra):
         assert message == f"ModuleNotFoundError: No module named {module!r} (--debug shows where)"
     else:
         assert message == f"{module.split('.')[0]} is not installed; {install_command(extra)}."
+
+
+@pytest.mark.slow
+def test_plain_weights_import_no_bitsandbytes_and_quantized_ones_still_can():
+    pytest.importorskip("bitsandbytes")
+    code = """
+import json, voidpad
+model = voidpad.load("tiny-void")
+seen = ["bitsandbytes" in sys.modules, type(model.net).__name__]
+from peft.tuners import lora
+print(json.dumps([*seen, lora.Linear4bit.__name__, lora.Linear8bitLt.__name__]))
+"""
+    ran = python(code)
+    assert json.loads(ran.stdout) == [False, "PeftModel", "Linear4bit", "Linear8bitLt"], ran.stderr
 
 
 # Threads

@@ -5,6 +5,7 @@
 `model` answers prompts, `fill` and `decide` are its other two ways to answer, and `save` writes it to a folder again.
 """
 
+from voidpad.models import without_bitsandbytes  # isort: skip  # noqa: F401  before anything imports peft
 from voidpad.decode.outcome import Result
 from voidpad.models.card import Card, read_card
 from voidpad.models.checkpoint import Checkpoint, PreparedPrompt, load, open_checkpoint

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from contextlib import nullcontext
 from copy import copy
 
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -13,6 +14,7 @@ from voidpad.errors import WeightsError, first_line
 from voidpad.models.families import Family
 from voidpad.models.locate import ADAPTER_TENSORS, Adapter
 from voidpad.models.weights import refuse_misfits
+from voidpad.models.without_bitsandbytes import without_bitsandbytes
 
 # peft 0.21 asks a network for a property that transformers 5.23 deprecates; users can do nothing about it.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -27,7 +29,9 @@ def has_released_names(adapter: Adapter, family: Family) -> bool:
     return any(_stock_name(name, family) != name for name in adapter.tensors)
 
 
-def attach(net: PreTrainedModel, adapter: Adapter, family: Family, base: str) -> PeftModel:
+def attach(
+    net: PreTrainedModel, adapter: Adapter, family: Family, base: str, *, quantized: bool
+) -> PeftModel:
     """The network with the adapter around it, not merged. `base` is the name of the network's checkpoint."""
     where = f"{adapter.folder} on {base}"
     tensors = load_file(adapter.folder / ADAPTER_TENSORS)
@@ -40,7 +44,8 @@ def attach(net: PreTrainedModel, adapter: Adapter, family: Family, base: str) ->
         if has_released_names(adapter, family):
             tensors = {_stock_name(name, family): tensor for name, tensor in tensors.items()}
             config = _by_stock_names(config, tensors, family)
-        adapted = PeftModel(net, config)
+        with nullcontext() if quantized else without_bitsandbytes():
+            adapted = PeftModel(net, config)
         if config.target_parameters:  # peft turns targets inside a mixture of experts into these
             raise ValueError("it adapts the experts, which is not covered")
         expected = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()

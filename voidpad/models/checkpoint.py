@@ -120,7 +120,7 @@ class Checkpoint:
         net.__dict__.pop("_weight_conversions", None)
         net = place.move(net)
         if source.adapter is not None:
-            net = attach(net, source.adapter, family, source.name)
+            net = attach(net, source.adapter, family, source.name, quantized=quantize is not None)
         model = Model(**vars(self), net=net, scheme=place.scheme)
         if place.scheme is not None and place.scheme.convert is not None:
             place.scheme.convert(model.base)
