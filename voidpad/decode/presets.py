@@ -25,7 +25,7 @@ from voidpad.decode.rules import MOST_PASSES, Names, Rule
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
 from voidpad.errors import PlanError
 
-# Commit rules that a field switches on: the rule is chosen by a value other than 0.
+# Commit rules that a field of their own switches on, a number: the rule is chosen by a value other than 0.
 SWITCHES: dict[str, type[CommitRule]] = {
     "threshold": Threshold,
     "factor": Factor,
@@ -125,7 +125,8 @@ class Preset:
             return _picked(own, "block") | rules | _picked(own, "cut")
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
-            switched |= rule_fields(rule, **{name: 0.0})
+            off = type(rule.model_fields[name].default)(0)  # 0 or 0.0: fields are strict about their type
+            switched |= rule_fields(rule, **{name: off})
         penalty = rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
         for _, switch in (*(switched[name] for name in SWITCHES), penalty["eos_penalty"]):
             switch.description = f"{switch.description} (0 is off)"

@@ -18,6 +18,9 @@ from voidpad.errors import ConfigError
 
 _N = r"[1-9]\d*"
 FORM = rf"(?:prefix|dual|prompt|ahead)(?::{_N})?"
+WAYS = (
+    "prefix, dual, dual:4 (all every 4 passes), prompt:4 or ahead:4 (the prompt every 4 passes)"  # for users
+)
 
 
 Range = tuple[int, int]  # positions of a row, the second one exclusive
@@ -122,8 +125,4 @@ def cache_fault(text: str) -> str | None:
     """What is wrong with this text as a policy; None if nothing is."""
     if re.fullmatch(FORM, text):
         return None
-    ways = (
-        "use prefix or dual, dual:4 to compute whole rows every 4 passes, prompt:4 or ahead:4 to compute the prompt "
-        "every 4 passes, or leave it out for exact decoding"
-    )
-    return f"cache={text!r} is unknown; {ways}"
+    return f"cache={text!r} is unknown; use {WAYS}, or leave it out for exact decoding"
