@@ -119,7 +119,7 @@ def case(number: int, presets: tuple[str, ...]) -> Case:
 SLOW = [pytest.param(presets, range(1000, 1300), marks=pytest.mark.slow) for presets in FAMILY]
 
 
-@pytest.mark.parametrize(("presets", "numbers"), [*((presets, range(40)) for presets in FAMILY), *SLOW])
+@pytest.mark.parametrize(("presets", "numbers"), [*((presets, range(30)) for presets in FAMILY), *SLOW])
 def test_plans_are_the_releases_loops(presets, numbers):
     """Every row of every case is what the release's loop writes, in company and alone."""
     reasons, shared, multiple = set(), 0, 0

@@ -100,8 +100,9 @@ def test_with_one_layer_every_cache_is_exact(family, cache):
         model.plan("void", canvas=12, block=4),
         model.plan("void-expansion", canvas=4, block=4, **grown),
         model.plan("append-blocks", block=4, limit=12),
+        model.plan("void", canvas=12, block=12, trim=True),
     ):
-        found = cached_by(model, cache)
+        found = cached_by(model, cache, chosen.block)
         exact = results(model.denoiser(), model, prompts, chosen)
         assert results(found, model, prompts, chosen, ended=found.forget) == exact
 

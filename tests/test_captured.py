@@ -203,7 +203,7 @@ def test_a_step_has_static_shapes_and_never_reads_the_device(commit):
         numbers = torch.rand(rows, width, dtype=torch.float64)
         entropy = numbers if commit.reads_entropy else None
         small, *_ = device_step(Plan(commit=commit, block=width), state, numbers.long(), numbers, entropy)
-    assert small.shape == (rows, 3 * width + 7)
+    assert small.shape == (rows, 3 * width + 2 + len(captured.COUNTERS))
 
 
 def test_a_compiled_proposal_is_the_rules_own(monkeypatch):
@@ -229,7 +229,8 @@ def test_a_whole_pass_makes_every_tensor_on_its_device(monkeypatch, fields):
     windows = torch.empty(2 * 4, 16, dtype=torch.bfloat16, device="meta")
     monkeypatch.setattr(captured, "forward", lambda *_: windows)
     flat, logits, bans = call(*(part.to("meta") for part in inputs))
-    assert (flat.shape, flat.dtype, flat.device.type) == ((2, 3 * 4 + 7), torch.long, "meta")
+    width = 3 * 4 + 2 + len(captured.COUNTERS)
+    assert (flat.shape, flat.dtype, flat.device.type) == ((2, width), torch.long, "meta")
     assert logits is windows
     assert bans.ban.shape == (16,)
 

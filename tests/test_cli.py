@@ -25,7 +25,7 @@ from voidpad.commands.prompts import gather
 from voidpad.decode.presets import ALIASES, PRESETS, describe
 from voidpad.diagnose import trace
 from voidpad.errors import ConfigError
-from voidpad.evaluate.config import known_tasks
+from voidpad.evaluate.tasks import known_tasks
 from voidpad.models import FAMILIES, Checkpoint, Model, Result, load, random_model, read_card, save
 from voidpad.models.device import SCHEMES
 from voidpad.roles import Roles

@@ -276,7 +276,7 @@ def test_void_expansion_and_smart_crop_leave_room_for_the_shortest_text(name, fi
     roles = case(0).roles
     own = compiled("(?:ab|c){8}", roles)
     for seed in range(5):
-        toy = Toy(Chaos(roles, seed, 1.0, ((roles.eos, 9.0), (roles.void, 9.0))))
+        toy = Toy(Chaos(roles, seed, 1.0, ((roles.eos, 9.0), (roles.void, 15.0))))
         (outcome,) = answers(toy, [[5]], roles, make_plan(name, block=4, **fields), constraints=[own])
         assert outcome.canvas >= 8  # four tokens, such as cc, and the end token
         assert re.fullmatch("(?:ab|c){8}", text_of(outcome.tokens, roles))

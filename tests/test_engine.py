@@ -17,7 +17,7 @@ import reference
 from cases import Case, case, watch
 from test_laws import result
 from toys import LOW, SEPARATOR, Chaos, Toy
-from voidpad.decode import Outcome, decode, plan
+from voidpad.decode import Outcome, decode, plan, wanted
 from voidpad.decode.length import Fixed as FixedLength
 from voidpad.engine.batching import Engine
 from voidpad.engine.events import Event, Failed, Finished, Started, Wrote
@@ -116,9 +116,7 @@ def idle(engine: Engine) -> bool:
 LARGE = [(200, 24, 400), pytest.param(2000, 24, 400, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(
-    ("count", "rows", "tokens"), [(60, 1, 10**6), (60, 3, 10**6), (60, 64, 60), (60, 7, 100), *LARGE]
-)
+@pytest.mark.parametrize(("count", "rows", "tokens"), [(30, 1, 10**6), (40, 64, 60), (40, 7, 100), *LARGE])
 def test_every_row_of_a_mixed_pool_is_its_one_row_decode(count, rows, tokens):
     """Random lengths, canvases and plans. In a large pool, rows are cancelled while they wait and while they decode."""
     rng, large = random.Random(count), count >= 200
@@ -136,7 +134,7 @@ def test_every_row_of_a_mixed_pool_is_its_one_row_decode(count, rows, tokens):
             engine.cancel(key)
             asked.add(key)
         done += [(row, pool.calls[row.key]) for row in ended(engine.step())]
-        if len(done) * 4 > count * (1 + len(memory)):  # at a quarter, a half and three quarters
+        if large and len(done) * 4 > count * (1 + len(memory)):  # at a quarter, a half and three quarters
             memory.append(footprint())
     assert idle(engine)
     assert sorted(row.key for row, _ in done) == list(range(count))
@@ -279,7 +277,7 @@ def test_short_rows_that_keep_coming_do_not_keep_a_long_one_out():
 def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
     """And rows with different limits share one group of a pass."""
     shorter = 0
-    for number in range(25):
+    for number in range(15):
         c = case(number)
         rule = c.plan.length
         limits = [None, *(max(1, rule.longest * part // 6) for part in (1, 2, 3, 5))]
@@ -305,7 +303,7 @@ def test_a_row_with_a_limit_is_the_row_of_a_plan_with_that_limit():
             assert result(done[key]) == result(alone.outcome), (number, limit)
             assert done[key].canvas <= bound
             shorter += done[key].ids != done[0].ids
-    assert shorter > 15
+    assert shorter > 10
 
 
 # --------------------------------------------------------------------------------------- life of a row
@@ -365,7 +363,7 @@ def test_a_row_may_be_ended_early_by_whoever_knows_that_it_is_complete():
 
 def test_rows_come_and_go_from_other_threads():
     """One thread decodes; eight submit, cancel and end rows. Every row ends once, untouched ones as alone."""
-    some = jobs(160, first=500, plans=12)
+    some = jobs(100, first=500, plans=12)
     pool = pool_of(some)
     engine = Engine(pool, LOW, rows=12, tokens=300)
     submitted: dict[int, Job] = {}
@@ -424,7 +422,8 @@ def test_observers_see_more_logits_and_change_nothing():
     some = jobs(30, first=900)
     plain = Engine(pool_of(some), LOW, rows=8)
     watched = Engine(pool_of(some), LOW, rows=8)
-    for job in some:
+    some = [replace(job, case=replace(job.case, settings=some[job.key // 10].case.settings)) for job in some]
+    for job in some:  # ten rows share a plan
         submit(plain, job)
         observe = None if job.key % 3 == 0 else everywhere
         watched.submit(job.prompt, job.case.plan, seed=job.case.seed, key=job.key, observe=observe)
@@ -437,9 +436,9 @@ def test_observers_see_more_logits_and_change_nothing():
             step = event.step
             assert len(step.logits) == int(step.where.sum())
             for row, key in enumerate(step.before.key.tolist()):
-                if key % 3:
-                    assert torch.equal(step.where[row], step.before.slots[row])
-                    seen += 1
+                needed = step.before.slots if key % 3 else wanted(step.before, event.plan)
+                assert torch.equal(step.where[row], needed[row])
+                seen += key % 3 > 0
     assert seen > 50
     assert {row.key: result(row) for row in done} == {row.key: result(row) for row in drain(plain)}
 

@@ -150,7 +150,7 @@ def test_trimming_changes_nothing_for_a_model_that_ignores_the_tail(block, commi
 
 def test_a_trimmed_canvas_ends_at_its_first_eos():
     cut_short = 0
-    for number in range(80):
+    for number in range(50):
         c = case(number, ("fixed", "expansion"))
         trimmed = c.plan.replace(trim=True, stop=plan("void").stop, cut=True)
         for row in watch(c.denoise, c.prompts, c.roles, trimmed, seed=c.seed):
@@ -159,14 +159,14 @@ def test_a_trimmed_canvas_ends_at_its_first_eos():
             assert row.tokens == row.ids, number
             assert (row.stop_reason == "eos") == (eos is not None and c.roles.mask not in row.ids), number
             cut_short += len(row.ids) % c.settings.block > 0
-    assert cut_short > 12
+    assert cut_short > 8
 
 
 # ------------------------------------------------------------------------------------------ benchmarks
 @BOTH
 def test_the_comparison_is_like_for_like(family):
     """Research's loop, with LLaDA's rules on either family, gives our tokens in as many passes."""
-    for seed in range(3):
+    for seed in range(2):
         model, prompts = tiny(family, seed), ragged(random.Random(seed), 4)
         named = {"research": research_decoder(model, 12, 4), **decoders(model, 12, 4)}
         found = compare(named, prompts, device="cpu", rounds=2)

@@ -146,10 +146,11 @@ def test_decoding_needs_torch_alone():
 
 
 def test_presets_users_type():
+    """They stay, in their order; others may come."""
     names = (
         "original void void-expansion daedal rho-eos smart-crop eos-last eos-never eos-penalty append-blocks"
     )
-    assert list(voidpad.decode.PRESETS) == names.split()
+    assert [name for name in voidpad.decode.PRESETS if name in names.split()] == names.split()
     assert ALIASES == {"eos": "original", "rainbow": "original"}
 
 

@@ -10,9 +10,8 @@ from lm_eval.tasks import TaskManager
 from voidpad.builtin.tasks import TASKS, heldout
 from voidpad.errors import DataError
 from voidpad.evaluate import EvalConfig, Resources
-from voidpad.evaluate.config import known_tasks
 from voidpad.evaluate.prepare import build_requests, load_tasks
-from voidpad.evaluate.tasks import FOLDER, gsm8k, math500
+from voidpad.evaluate.tasks import FOLDER, gsm8k, known_tasks, math500
 from voidpad.evaluate.tasks.gsm8k import final_number
 
 SIZES = {"gsm8k": 1319, "math500": 500, "humaneval": 164, "mbpp": 500, "mbpp_974": 974}

@@ -29,6 +29,7 @@ from voidpad.commands.options import (
 )
 from voidpad.commands.ui import counting, err, note, print_json, print_records
 from voidpad.errors import ConfigError
+from voidpad.evaluate.tasks import known_tasks
 
 if TYPE_CHECKING:
     from voidpad.evaluate import EvalConfig
@@ -73,8 +74,7 @@ def evaluate(
     out_dir: Path = Option(..., "--out", help="run folder; an interrupted run goes on from it"),
     tasks: str = Option(
         "",
-        help="names or YAML files, separated by commas: gsm8k, math500, humaneval, mbpp, mbpp_974, "
-        "tiny_steps, tiny_expr, tiny_complete, tiny_write, tiny_json, tiny_search, or your own",
+        help=f"names or YAML files, separated by commas: {', '.join(known_tasks())}, or your own",
     ),
     stage: Stage | None = Option(None, help="one stage; answer and judge read their settings from --out"),
     rows: RowLimit = 32,

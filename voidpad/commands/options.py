@@ -23,7 +23,7 @@ from typer import Option
 
 from voidpad.commands.ui import err, note, warn
 from voidpad.decode.plan import Plan
-from voidpad.engine.cache_policy import CachePolicy
+from voidpad.engine.cache_policy import WAYS, CachePolicy
 from voidpad.engine.speed import SPEEDS, with_speed
 from voidpad.errors import ConfigError
 
@@ -240,8 +240,7 @@ class SpeedOptions:
 
     cache: str | None = Option(
         None,
-        help="keep keys and values inside a block (approximate): prefix, dual, dual:4 (all every 4 passes), "
-        "prompt:4 or ahead:4 (the prompt every 4 passes)",
+        help=f"keep keys and values inside a block (approximate): {WAYS}",
     )
     speed: str | None = Option(
         None,

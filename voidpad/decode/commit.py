@@ -2,7 +2,7 @@
 
 The frontier is the set of masked slots of a row's open block. A commit rule is called with what was proposed for every
 slot and with each row's progress through its block. It returns the slots to write, all of them on the frontier.
-All tensors have one row for each answer and one column for each slot of its block, in the order of the text.
+Tensors (B, W) are windows: for each row the W slots of its open block, from left to right.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from voidpad.decode.rules import MOST_PASSES, Rule, is_on
 
-UNSURE = 1000.0  # taken off the scores of slots that come after all others; more than any entropy
+COMES_LAST = 1000.0  # taken off the score of a slot that is to come after all others; more than any entropy
 
 
 @dataclass(frozen=True)
 class Proposed:
     """What the proposal rule says about every slot (B, W) of the open blocks."""
 
-    tokens: Tensor  # int64; -1 where nothing is proposed
+    tokens: Tensor  # int64; -1 (`propose.NOTHING`) where nothing is proposed
     score: Tensor  # float64; minus infinity outside the frontier
     # float64 in nats, infinite outside the frontier; None unless the commit rule reads it.
     entropy: Tensor | None
@@ -35,7 +35,7 @@ class Proposed:
 class BlockProgress:
     """How far each row is through its open block."""
 
-    left: Tensor  # (B,) masked slots of the frontier
+    left: Tensor  # (B,) slots of the frontier
     entry_masks: Tensor  # (B,) masked slots of the block when decoding entered it
     passes: Tensor  # (B,) decoding passes used in this block
     steps: int | Tensor  # passes a block may take
@@ -45,8 +45,8 @@ class BlockProgress:
 class CommitRule(Rule):
     """Base of commit rules. A subclass says which slots are written and, where they differ, these facts."""
 
-    # The name under which results list the rule, because it writes several tokens a pass and so may lose quality.
-    # "" lists it under the name of its class; None says that it is no approximation.
+    # Results list a rule as an approximation if several tokens a pass may lose quality: under this name, or under the
+    # name of its class for "". None: it is no approximation.
     approximation: ClassVar[str | None] = ""
     compares_probability: ClassVar[bool] = False  # scores must be probabilities, as a threshold needs
     reads_entropy: ClassVar[bool] = False  # `Proposed.entropy` is needed
@@ -121,7 +121,7 @@ class TopK(StepsRule):
         if is_on(self.position_decay):
             place = torch.arange(score.shape[1], device=score.device, dtype=torch.float64)[None]
             factor = torch.exp(-self.position_decay * place)
-            score = torch.where(score > 0, score * factor, score)
+            score = torch.where(score > 0, score * factor, score)  # below zero, a factor would raise it
         return highest(score, proposed.frontier, SCHEDULES[self.schedule](progress))
 
 
@@ -232,7 +232,7 @@ class EntropyBound(CommitRule):
         score, frontier, entropy = proposed.score, proposed.frontier, proposed.entropy
         assert entropy is not None
         if self.entropy_order == "entropy":  # slots of infinite entropy come last, by their score
-            score = torch.where(entropy.isfinite(), -entropy, score - UNSURE)
+            score = torch.where(entropy.isfinite(), -entropy, score - COMES_LAST)
         order = score.masked_fill(~frontier, -torch.inf).argsort(dim=1, descending=True, stable=True)
         ordered = entropy.masked_fill(~frontier, torch.inf).gather(1, order)
         largest = torch.nn.functional.pad(ordered.cummax(1).values[:, :-1], (1, 0))  # of the slots before
@@ -245,8 +245,8 @@ class Editing(CommitRule):
     """LLaDA2.1's rule: masks are written as by a threshold, and written tokens of the open block may be replaced.
 
     A written slot is replaced where another token is likelier than `edit_threshold`. A block that is full is read again
-    until a pass replaces nothing, at most `edit_passes` times. Tokens are final only once their block is left: this is
-    the one rule whose commits are not. Spec families 7.
+    until a pass replaces nothing, at most `edit_passes` times. No other rule replaces a written token; under this
+    one tokens are final once their block is left. Spec families 7.
     """
 
     threshold: float = Field(default=0.7, ge=0, le=1, description="a masked slot surer than this is written")
@@ -272,8 +272,8 @@ class Editing(CommitRule):
 def sure_or_best(proposed: Proposed, sure: Tensor) -> Tensor:
     """The sure slots of the frontier; in rows without any, the slot with the highest score."""
     sure = proposed.frontier & sure
+    # argmax takes the first of equals. A row without a frontier gets no slot.
     best = proposed.score.masked_fill(~proposed.frontier, -torch.inf).argmax(1, keepdim=True)
-    # argmax takes the first of equals.
     alone = proposed.frontier & torch.zeros_like(sure).scatter(1, best, True)
     return torch.where(sure.any(1, keepdim=True), sure, alone)
 

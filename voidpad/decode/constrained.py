@@ -32,18 +32,10 @@ from voidpad.constrain.messages import (
     log_probabilities,
 )
 from voidpad.constrain.row import GapConstraints, RowConstraint
-from voidpad.decode.commit import UNSURE
+from voidpad.decode.commit import COMES_LAST
 from voidpad.decode.noise import Noise
 from voidpad.decode.plan import Plan
-from voidpad.decode.propose import (
-    Bans,
-    Sampler,
-    Scored,
-    SlotProposal,
-    TemperedProposal,
-    divisor,
-    penalised,
-)
+from voidpad.decode.propose import Bans, Sampler, Scored, SlotProposal, TemperedProposal, divisor, penalised
 from voidpad.decode.rows import Rows, send
 from voidpad.decode.rules import name_of
 from voidpad.roles import Roles
@@ -69,9 +61,9 @@ def check_constrained(plan: Plan, roles: Roles) -> None:
 
 
 def shortest_canvas(own: RowConstraint | GapConstraints, longest: int, block: int) -> int:
-    """The whole blocks that hold the shortest text of a constraint, or the longest canvas that the row may have.
+    """The length in whole blocks that holds the shortest text of a constraint, at most `longest`.
 
-    Refuses a constraint whose shortest text does not fit that canvas.
+    Refuses a constraint whose shortest text is longer than that.
     """
     if not isinstance(own, RowConstraint):
         raise ConstraintError("constraints of gaps need a template; use a plan that fills one.", "gaps")
@@ -108,7 +100,7 @@ class ConstrainedSlots:
     frontier: Tensor  # (L,) bool, the slots that may be written
     room: int  # slots by which the canvas may still grow
     roles: Roles
-    columns: Tensor  # (columns of the row,) bool, where the frontier is
+    columns: Tensor  # bool over all columns of the row: the same frontier
 
     def batch_size(self, block: int) -> int:
         """How many rows with this constraint are solved at once, at most 128 MB for each array of messages."""
@@ -123,6 +115,7 @@ class ConstrainedSlots:
         first = int(masked.argmax())
         last = int(np.flatnonzero(frontier | ~masked)[-1]) + 1
         prefix = slots[:first].tolist()
+        # The state after the written prefix; the number behind all states if the text has ended in it.
         start = automaton.states if not set(ends).isdisjoint(prefix) else automaton.state_after(prefix)
         assert start >= 0, "a written prefix that no matching text has"
         left = len(slots) - last + self.room
@@ -133,9 +126,9 @@ class ConstrainedSlots:
 
 
 def constrained_slots(rows: Rows, row: int, frontier: Tensor, *, limit: int) -> Iterator[ConstrainedSlots]:
-    """The slots of a row that have a constraint and are on the frontier (B, L), for each of its constraints.
+    """The slots that each constraint of a row covers, if some of them are on the frontier (B, L).
 
-    `limit` is the length up to which the row's canvas may grow.
+    A row has one constraint, or one for each gap of its template. Its canvas may grow up to the length `limit`.
     """
     held, slots = rows.constraints[row], rows.slots[row]
     begins = slots & ~torch.nn.functional.pad(slots[:-1], (1, 0))
@@ -158,10 +151,11 @@ def propose_by_constraint(
     noise: Noise,
     penalty: Tensor | None,
 ) -> Iterator[tuple[Tensor, SlotProposal]]:
-    """Proposals for the rows with constraints, and of which of the N slots of the frontier (B, L) they are, by number.
+    """Proposals for the rows with constraints, in parts: indices among the N slots of the frontier (B, L), and what is
+    proposed there.
 
-    `logits` (N, V), `noise` and `penalty` (N,) are those of all slots. Rows and gaps with one constraint are solved
-    together, a few of them; a row with a leading slot open is solved alone.
+    `logits` (N, V), `noise` and `penalty` (N,) are those of all N slots. Rows and gaps with the same constraint are
+    solved together, as many as the memory allows; rows with causal blocks one by one, as a leading slot is greedy.
     """
     row, column = frontier.nonzero(as_tuple=True)
     assert isinstance(plan.propose, Sampler)  # `check_constrained` refuses others
@@ -180,10 +174,8 @@ def propose_by_constraint(
             at = send(part, logits.device)
             z = penalised(logits[at], rows.roles.eos, None if penalty is None else penalty[at])
             entropy, draws = plan.commit.reads_entropy, noise.select(part)
-            yield (
-                part,
-                propose_constrained(plan.propose, [one for _, one in batch], z, bans, draws, entropy=entropy),
-            )
+            slots = [one for _, one in batch]
+            yield part, propose_constrained(plan.propose, slots, z, bans, draws, entropy=entropy)
 
 
 def propose_constrained(
@@ -213,7 +205,7 @@ def propose_constrained(
     scored = drawn if isinstance(rule, TemperedProposal) else log_probabilities
 
     def solved(distribution: Callable[[Tensor], Tensor]) -> tuple[Beliefs, Floats, Floats, Floats]:
-        """What the slots say, and the weights, the sums and the marginals that follow."""
+        """The beliefs of the slots, and the weights, the backward sums and the marginals that follow from them."""
         parts = [tables.beliefs(distribution(tile)) for tile in logits.split(size)]
         beliefs = Beliefs.of(torch.cat(parts).cpu().numpy())
         weights = messages.weights(windows, beliefs, best=False)
@@ -232,16 +224,16 @@ def propose_constrained(
     else:
         weights = messages.weights(windows, beliefs, best=True)
         path = messages.follow(windows, weights, messages.backward(windows, weights, best=True))
-    steps = path[windows.frontier]
+    sets = path[windows.frontier]  # (N,) the set of token classes from which the text takes each slot's token
     if not random and rule.score != "margin":
-        return _from_classes(rule, own, steps, beliefs, marginals, noise, roles.eos, entropy=entropy)
+        return _from_classes(rule, own, sets, beliefs, marginals, noise, roles.eos, entropy=entropy)
     found = []
-    on_device = [send(torch.from_numpy(part), logits.device) for part in (steps, marginals, sampled)]
+    on_device = [send(torch.from_numpy(part), logits.device) for part in (sets, marginals, sampled)]
     pieces = (part.split(size) for part in (logits, *on_device))
-    for z, step, share, draw_share, draws in zip(*pieces, noise.split(size), strict=True):
+    for z, chosen, share, draw_share, draws in zip(*pieces, noise.split(size), strict=True):
         log_p = scored(z)
         wish = drawn(z) + draws.gumbel(z.shape[1]) if random else log_p
-        tokens = tables.tokens(step, wish)
+        tokens = tables.tokens(chosen, wish)
         p = tables.distribution(share, log_p)
         judged, nothing = Scored(tokens, p, p.argmax(1) if random else tokens), tokens == NOTHING
         proposal = [tokens.double(), judged.score(rule.score, draws).masked_fill(nothing, -torch.inf)]
@@ -266,7 +258,8 @@ def _from_classes(
 ) -> SlotProposal:
     """The most probable tokens of these sets (N,), their scores and entropies, without another look at the vocabulary.
 
-    It is what `Scored` says of the constrained marginal: a token's is its class's times the model's probability of it.
+    The scores are those that `Scored` would give by the constrained marginals of all tokens. The marginal of a token is
+    the factor of its class (`marginals`, in log space) times the model's probability of the token.
     """
     tokens, column = own.messages.best_tokens(path, beliefs, eos)
     nothing = torch.from_numpy(tokens == NOTHING)
@@ -282,7 +275,7 @@ def _from_classes(
     elif rule.score == "random":
         score = noise.per_slot().cpu()
     else:
-        score = torch.where(misleads, sure - UNSURE, certainty)
+        score = torch.where(misleads, sure - COMES_LAST, certainty)
     spreads = (-certainty).masked_fill(misleads | nothing, torch.inf) if entropy else None
     return SlotProposal(torch.from_numpy(tokens), score.masked_fill(nothing, -torch.inf), spreads)
 

@@ -23,8 +23,8 @@ class HFDenoiser:
 
     body: nn.Module  # such as LlamaModel or Qwen2Model, with config.is_causal = False
     head: nn.Module
-    shift: int = 0  # Dream predicts token j at position j - 1
-    forbid: Forbid | None = None  # attention intervention
+    shift: int = 0  # 1 where the network predicts token j at position j - 1, as Dream does
+    forbid: Forbid | None = None  # an attention intervention, such as `hidden_eos`
     causal_block: int = 0  # size of the blocks of block-causal attention; 0 for full attention
 
     @property
@@ -57,6 +57,7 @@ class HFDenoiser:
             return None if bool(inside.all()) else inside.long()
         sees = inside[:, None, :]  # (B, query, key)
         if self.causal_block:
+            # A query sees the keys before the end of its own block.
             sees = sees & (rows.offset < block_end(rows.offset, self.causal_block).T)
         if self.forbid is not None:
             sees = sees & ~self.forbid(rows)
@@ -68,7 +69,7 @@ class HFDenoiser:
 
 
 # ------------------------------------------------------------------------------------- attention interventions
-# Masks that hide committed EOS tokens: the intervention of the paper's third observation, each a `forbid` from above.
+# Values of `HFDenoiser.forbid` that hide committed EOS tokens: the intervention of the paper's third observation.
 def hidden_eos(rows: Rows) -> Tensor:
     """Masked slots (queries) must not see EOS (keys), once one is committed; (B, L, L)."""
     return rows.masked[:, :, None] & _eos_keys(rows)[:, None, :]

@@ -37,7 +37,8 @@ class LengthReading:
 
 
 class LengthRule(Rule):
-    """Base of length rules: a canvas of one length, no probes, no edits. Subclasses override what they change.
+    """Base of length rules. It has a canvas of one length, without probes or edits, and makes none of the promises
+    below (`keeps_length` and so on): a subclass overrides what it changes and states what holds for it.
 
     A rule that can grow a canvas has a field `limit` and overrides `longest`, as `GrowingRule` does. While rows decode,
     it reads `rows.limit` instead: a row may have a smaller one.
@@ -119,7 +120,7 @@ def start_field(default: int, help: str = "canvas length at the start") -> int:
 
 
 class Fixed(LengthRule):
-    """A canvas of one length."""
+    """A canvas of one length, with the promises that follow from it."""
 
     keeps_length = True
     keeps_prefix = True
@@ -267,11 +268,10 @@ class SmartCrop(LengthRule):
         return replace(rows.resize(stop), probing=torch.zeros_like(rows.probing)).advance(block)
 
 
-# ---------------------------------------------------------------- rules that follow predictions of EOS, untrained
+# ------------------------------------------------- rules that follow predictions of EOS at every slot, in every pass
 class EosReader(GrowingRule):
-    """What DAEDAL and rho-EOS measure at every slot: whether EOS is the best token (0 or 1), the probability of
-    EOS, and the probability of the best token that is not banned. The first two ignore bans, and no probability is
-    renormalised after them."""
+    """Base of DAEDAL and rho-EOS. At every slot they measure whether EOS is the best token (0 or 1), the probability
+    of EOS, and that of the best token that is not banned. The first two ignore bans, and nothing is renormalised."""
 
     canvas: int = start_field(64)
     limit: int = Field(default=2048, ge=1, le=MOST_SLOTS, description="longest canvas the rule may reach")
@@ -362,7 +362,7 @@ class Daedal(EosReader):
 
 
 def density(rows: Rows, grid: Tensor) -> Tensor:
-    """Share (B,) of masked slots whose best token is EOS (`grid[:, :, 0]` is 1 there); 0 where no mask is left."""
+    """The EOS density (B,): the share of masked slots whose best token is EOS; 0 where no mask is left."""
     masked = rows.masked
     return (grid[:, :, 0] * masked).sum(1) / masked.sum(1).clamp(min=1)
 
@@ -412,11 +412,11 @@ class RhoEos(EosReader):
         return {"rho": tail_confidence(rows, grid, self.check)}
 
     def most_passes(self) -> float:
-        """Unlimited with insertions at the end, where such a row always ends by itself; else the limit."""
+        """The limit where masks are inserted before the first EOS; infinite where rows end by themselves."""
         return math.inf if self.insert_at == "end" else self.limit
 
     def shortest(self, block: int) -> int:
-        """The shortest canvas that a contraction leaves."""
+        """The shortest canvas that a contraction leaves. `minimum` is 0 only in rules that no preset has fitted."""
         return self.minimum or block
 
     def revise(self, before: Rows, rows: Rows, reading: LengthReading, block: int) -> Rows:
@@ -442,7 +442,8 @@ class RhoEos(EosReader):
         return torch.where(rho < self.rho_low, size, torch.where(rho > self.rho_high, -size, 0))
 
     def final_prefix(self, rows: Rows) -> Tensor:
-        """A contraction keeps the first `minimum` slots; an insertion can move the leftmost EOS to the right."""
+        """All that is written, once the length is settled. Before, a contraction keeps only the first `minimum` slots,
+        and an insertion can move the leftmost EOS to the right."""
         safe = torch.full_like(rows.prompt, self.minimum)
         if self.insert_at == "before_first_eos":
             safe = torch.minimum(safe, rows.first_eos - rows.prompt)

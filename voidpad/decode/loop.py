@@ -1,12 +1,18 @@
 """The decoding loop. Read this first.
 
-In every pass the loop finds the frontier (the masked slots of each row's open block), computes the logits that the
-proposal and the length rule need, proposes tokens, chooses which of them to commit and writes these. Then the length
-rule may edit the canvas, and the stop rule may end rows. Each row has its own position and counters, so prompts and
-canvases of different lengths and rows that end early need no special case.
+A row is a prompt and, right of it, a canvas of slots, which hold MASK until a token is committed (written). Slots are
+committed block by block: each row has one open block, and the masked slots in it are the row's frontier.
 
-Rules see windows: the W slots of each row's open block, as tensors (B, W). What happens after the proposals is one
-function, `take_step`. The loop here calls it on the host, the captured pass (`voidpad.engine.captured`) on the device.
+In every pass the loop computes the logits that the proposal and the length rule need, proposes a token for each slot of
+the frontier, chooses which of them to commit and writes these. Then the length rule may edit the canvas, the open block
+moves on past full ones, and the stop rule may end rows. A probe is a pass of a row that only reads, to find a length
+for its canvas. Each row has its own position and counters, so prompts and canvases of different lengths and rows that
+end early need no special case.
+
+Tensors are (B, L) over whole rows, and (B, W) over windows, the W slots of each row's open block: most rules see
+windows. Logits are (N, V), for the N slots that are True in a mask (B, L), row by row and from left to right. What
+happens after the proposals is one function, `take_step`. The loop here calls it on the host, the captured pass
+(`voidpad.engine.captured`) on the device. "Spec 2.1" means that section of spec/algorithms.md, as spec/README.md says.
 """
 
 from __future__ import annotations
@@ -20,12 +26,7 @@ from torch import Tensor
 
 from voidpad.constrain.row import GapConstraints, RowConstraint
 from voidpad.decode.commit import BlockProgress, Editing, Proposed
-from voidpad.decode.constrained import (
-    check_constrained,
-    check_gaps,
-    propose_by_constraint,
-    shortest_canvas,
-)
+from voidpad.decode.constrained import check_constrained, check_gaps, propose_by_constraint, shortest_canvas
 from voidpad.decode.length import LengthReading, Signal
 from voidpad.decode.noise import Noise
 from voidpad.decode.outcome import Outcome, endings, finish, gaps_of
@@ -73,8 +74,8 @@ def decode(
 def check(
     prompt: Sequence[int], roles: Roles, plan: Plan, constraint: RowConstraint | GapConstraints | None = None
 ) -> None:
-    """Refuse an empty prompt, a prompt that holds MASK, a plan that names roles the model does not have, and one that
-    cannot be had beside a constraint."""
+    """Refuse a prompt that does not suit the plan, roles that the model does not have, and a plan that cannot be had
+    beside a constraint. With `plan.fill` the prompt is a template and must hold MASK; else it must not."""
     if not len(prompt):
         raise ConfigError("the prompt is empty; give it at least one token.")
     if plan.fill:
@@ -105,54 +106,59 @@ def begin(
     and callers (the keys by default). `constraints` say what the rows' texts must match; the canvas of such a row is
     long enough for its shortest text, if its limit allows that.
     """
-    held = tuple(constraints or ())
-    held = held if any(own is not None for own in held) else ()
-    known = {"key": keys, "seed": seeds, "handle": keys if handles is None else handles}
-    numbers = {name: torch.tensor(values, dtype=torch.long) for name, values in known.items()}
+    given = tuple(constraints or ())
+    if all(own is None for own in given):
+        given = ()  # how `Rows` says that no row has one
+    numbers = {"key": keys, "seed": seeds, "handle": keys if handles is None else handles}
+    known = {name: torch.tensor(values, dtype=torch.long) for name, values in numbers.items()}
     if plan.fill:
-        rows = Rows.with_gaps(prompts, roles, constraints=held, **numbers)
+        rows = Rows.with_gaps(prompts, roles, constraints=given, **known)
         rows = replace(rows, limit=rows.length)
-        for row, own in enumerate(held):
+        for row, own in enumerate(given):
             if own is not None:
                 check_gaps(own, [len(gap) for gap in gaps_of(rows, row)])
     else:
-        size = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long)
-        slots, limit = _canvas_lengths(plan, size, limits or [None] * len(prompts), held)
-        start = plan.first_block(size)
-        rows = Rows.blank(prompts, slots, roles, limit=limit, block_start=start, constraints=held, **numbers)
+        prompt_length = torch.tensor([len(prompt) for prompt in prompts], dtype=torch.long)
+        length, limit = _canvas_lengths(plan, prompt_length, limits or [None] * len(prompts), given)
+        start = plan.first_block(prompt_length)
+        rows = Rows.blank(prompts, length, roles, limit=limit, block_start=start, constraints=given, **known)
     probing = torch.full_like(rows.probing, plan.length.probes)
     return replace(rows, entry_masks=rows.open_masks(plan.block).sum(1), probing=probing)
 
 
 def _canvas_lengths(
-    plan: Plan, prompt: Tensor, limits: Sequence[int | None], constraints: Constraints
+    plan: Plan, prompt_length: Tensor, limits: Sequence[int | None], constraints: Constraints
 ) -> tuple[Tensor, Tensor]:
-    """The first and the longest length of each row's canvas (B,), behind prompts of these lengths (B,)."""
+    """The length (B,) that each row's canvas has at first, and the one up to which it may grow."""
     longest = [plan.limit if limit is None else min(limit, plan.limit) for limit in limits]
     limit = torch.tensor(longest, dtype=torch.long)
-    slots = plan.whole_blocks(prompt, limit.clamp(max=plan.length.canvas))
-    limit = plan.whole_blocks(prompt, limit)
+    length = plan.whole_blocks(prompt_length, limit.clamp(max=plan.length.canvas))
+    limit = plan.whole_blocks(prompt_length, limit)
     for row, own in enumerate(constraints):
         if own is not None:
-            slots[row] = max(int(slots[row]), shortest_canvas(own, int(limit[row]), plan.block))
-    return slots, limit
+            length[row] = max(int(length[row]), shortest_canvas(own, int(limit[row]), plan.block))
+    return length, limit
 
 
 def wanted(rows: Rows, plan: Plan) -> Tensor:
-    """The slots (B, L) whose logits the next pass needs.
+    """The slots (B, L) whose logits the next pass needs: the frontier, and what the length rule watches.
 
-    A probing row also requests its first block, because the final probe doubles as the first decoding pass.
+    Probes need the frontier too, because the last one may serve as the first decoding pass.
     """
     return plan.frontier(rows) | plan.length.watch(rows)
 
 
 # ------------------------------------------------------------------------------------------------- one pass
 def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
-    """One pass over the rows, given the logits (N, V) at the True slots of `where`."""
+    """One pass over the rows, given the logits (N, V) at the True slots of `where`.
+
+    (`Rows.advance` is another thing: it moves the open blocks.)
+    """
     bans = resolved_bans(plan, rows.roles, vocab=logits.shape[1], device=logits.device)
     reading = _read_lengths(rows, plan, where, logits, bans)
     ready = plan.length.ready(rows, reading.signal)
     frontier = plan.frontier(rows) & ready[:, None]
+    # The frontier is part of `where`, and frontier[where] (N,) says which of the logits are its own.
     proposed = _propose(rows, plan, frontier, _select(logits, frontier[where]), bans)
     taken = take_step(rows, plan, proposed, ready, reading)
     if not taken.allowed.all():
@@ -176,7 +182,7 @@ def advance(rows: Rows, plan: Plan, where: Tensor, logits: Tensor) -> Step:
 
 
 def resolved_bans(plan: Plan, roles: Roles, *, vocab: int, device: torch.device = CPU) -> Bans:
-    """The plan's banned and muted roles as tokens of a vocabulary; refuses ids outside it."""
+    """What the plan bans, with `roles.never`, and what it mutes, as masks over a vocabulary; refuses ids outside it."""
     ban, mute = roles.ids([*plan.ban, *roles.never]), roles.ids(plan.mute)
     outside = [token for token in (*ban, *mute) if not 0 <= token < vocab]
     if outside:
@@ -199,15 +205,15 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
     tensors of the result are on the host.
     """
     row, column = frontier.nonzero(as_tuple=True)
-    entropy, width = plan.commit.reads_entropy, min(plan.block, frontier.shape[1])
-    draws = (rows.seed[row], rows.key[row], rows.decoded[row], column - rows.prompt[row])
-    noise = Noise(draws, logits.device, greedy=plan.greedy(column))
+    entropy = plan.commit.reads_entropy
+    parts = (rows.seed[row], rows.key[row], rows.decoded[row], column - rows.prompt[row])
+    noise = Noise(parts, logits.device, greedy=plan.leading(column))
     penalty = None
     if plan.penalty is not None:
         masked = rows.masked.sum(1).double() / rows.length.clamp(min=1)
         penalty = send(plan.penalty(masked)[row], logits.device)
     values = torch.empty(3 if entropy else 2, len(row), dtype=torch.float64)  # tokens, scores and entropies
-    free = torch.ones(len(row), dtype=torch.bool)
+    free = torch.ones(len(row), dtype=torch.bool)  # slots whose tokens no constraint ties together
     if rows.constraints:
         for part, found in propose_by_constraint(rows, plan, frontier, logits, bans, noise, penalty):
             free[part], values[:, part] = False, found.stacked()
@@ -218,14 +224,18 @@ def _propose(rows: Rows, plan: Plan, frontier: Tensor, logits: Tensor, bans: Ban
             plan.propose, _select(logits, free), bans, mine, entropy=entropy, penalty=own, eos=rows.roles.eos
         )
         values[:, free] = found.stacked().cpu()  # one copy, one wait
-    at = rows.in_windows(frontier, width)
+    width = min(plan.block, frontier.shape[1])
+    at = rows.in_windows(frontier, width)  # the same N slots in the same order
     tokens = scatter(at, values[0].long(), NOTHING)
+    present = None
+    if plan.commit.edits:
+        present = rows.in_windows(torch.where(rows.masked, NOTHING, rows.ids), width)
     return Proposed(
         tokens,
-        scatter(at, values[1], -torch.inf),
-        scatter(at, values[2], torch.inf) if entropy else None,
-        at & (tokens != NOTHING) if rows.constraints else at,
-        rows.in_windows(torch.where(rows.masked, NOTHING, rows.ids), width) if plan.commit.edits else None,
+        score=scatter(at, values[1], -torch.inf),
+        entropy=scatter(at, values[2], torch.inf) if entropy else None,
+        frontier=(at & (tokens != NOTHING)) if rows.constraints else at,
+        present=present,
     )
 
 
@@ -233,7 +243,7 @@ class Taken(NamedTuple):
     """What a pass did to the rows once tokens were proposed in their windows."""
 
     chosen: Tensor  # (B, W) the slots that are written
-    allowed: Tensor  # (B,) whether the row may write them
+    allowed: Tensor  # (B,) False where the rules fail: a slot is outside the frontier or has no token
     after: Rows
     reasons: Tensor  # (B,) why each row ends, a number of `outcome.REASONS`
 
@@ -243,11 +253,15 @@ def take_step(
 ) -> Taken:
     """Choose slots among the proposals, write them, and find out which rows end.
 
-    `ready` (B,) says which rows may commit tokens. Without a `reading` no length changes, shapes are static and the
-    device is not read.
+    `ready` (B,) says which rows may commit tokens. Without a `reading` the length rule is left out, so shapes are
+    static and nothing waits for the device: this is how a captured pass calls it.
     """
     progress = BlockProgress(
-        proposed.frontier.sum(1), rows.entry_masks, rows.block_passes, plan.steps, plan.block
+        left=proposed.frontier.sum(1),
+        entry_masks=rows.entry_masks,
+        passes=rows.block_passes,
+        steps=plan.steps,
+        block=plan.block,
     )
     chosen = plan.commit(proposed, progress)
     allowed = ~(chosen & ((proposed.tokens == NOTHING) | ~proposed.frontier)).any(1)
@@ -260,7 +274,7 @@ def take_step(
         after = plan.length.revise(rows, filled, reading, plan.block)
     if plan.trim:  # an approximation: the slots after the leftmost EOS were context for those before it
         after = after.resize(torch.minimum(after.stop, after.first_eos + 1))
-    wrote = (chosen & (proposed.tokens != rows.roles.mask)).any(1)
+    wrote = (chosen & (proposed.tokens != rows.roles.mask)).any(1)  # authors' rules may write MASK: no change
     idle = ready & ~wrote & (rows.stop == after.stop)
     if plan.commit.edits:  # a pass that changes nothing is how such a rule leaves a block
         idle = idle & (rows.block_start == after.block_start)
@@ -273,15 +287,16 @@ def take_step(
         idle_passes=torch.where(idle, rows.idle_passes + 1, 0),
     )
     if plan.leaves_blocks:
-        left = after.block_passes >= plan.steps
-        behind = torch.minimum(after.block_start + plan.block, after.stop)
-        after = after.enter(torch.where(left, behind, after.block_start), plan.block)
-        after = replace(after, idle_passes=torch.where(left, 0, after.idle_passes))
+        leaves = after.block_passes >= plan.steps
+        next_block = torch.minimum(after.block_start + plan.block, after.stop)
+        after = after.enter(torch.where(leaves, next_block, after.block_start), plan.block)
+        after = replace(after, idle_passes=torch.where(leaves, 0, after.idle_passes))
     return Taken(chosen, allowed, after, endings(after, plan, ready))
 
 
 def _select(values: Tensor, which: Tensor) -> Tensor:
-    """The entries of `values` (N, ...) where `which` (N,) is True; indices come from the host: a GPU need not wait."""
+    """The entries of `values` (N, ...) where `which` (N,) is True. `which` is on the host, and its indices are sent to
+    the device of the values: a mask there would make the host wait."""
     return values if which.all() else values[send(which.nonzero()[:, 0], values.device)]
 
 
@@ -326,11 +341,12 @@ class Step:
     def logits_at(self, row: int, slots: Sequence[int]) -> Tensor:
         """The logits (n, V) of slots of one row that were computed, on their device."""
         columns = torch.tensor(slots, dtype=torch.long) + self.before.prompt[row]
-        number = (self.where.flatten().cumsum(0) - 1).reshape(self.where.shape)[row, columns]
+        rank = (self.where.flatten().cumsum(0) - 1).reshape(self.where.shape)  # which of the N slots each is
+        number = rank[row, columns]
         return self.logits[send(number, self.logits.device)]
 
     def forced(self, row: int) -> tuple[int, ...] | None:
-        """The slots that this pass wrote because of a constraint: the model alone gave their tokens less than one half.
+        """The slots that this pass wrote because of a constraint: their tokens have less than 0.5 by the model alone.
 
         None for a row without a constraint.
         """

@@ -55,7 +55,7 @@ class Noise:
         return [Noise(parts, self.device, part) for parts, part in zip(pieces, greedy, strict=False)]
 
     def select(self, slots: Tensor) -> Noise:
-        """The draws of these slots (N,) bool alone."""
+        """The draws of these slots alone: a mask (N,) or indices."""
         parts = tuple(part[slots] for part in self.parts)
         return Noise(parts, self.device, None if self.greedy is None else self.greedy[slots])
 
@@ -65,7 +65,8 @@ class Noise:
         return self._uniform(absorb(state, torch.zeros_like(state)))  # (N,)
 
     def per_path(self) -> Tensor:
-        """One more uniform number in (0, 1) for each slot, independent of the others."""
+        """One uniform number in (0, 1) for each slot, to draw the text of a constraint by. It is independent of
+        `per_slot` and `per_token`, which mix in 0 and the numbers from 1 on where this mixes in -1."""
         return self._uniform(absorb(self.state, torch.full_like(self.state, -1)))  # (N,)
 
     def per_token(self, vocab: int) -> Tensor:

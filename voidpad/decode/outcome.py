@@ -13,8 +13,9 @@ from voidpad.decode.plan import Plan
 from voidpad.decode.rows import Rows
 from voidpad.decode.stop import terminated
 
+# Why a row ends, by number. If several hold, `endings` says which one counts; `finish` turns some of "rule" into "eos".
+REASONS = ("", "limit", "stalled", "full", "rule")
 GOES_ON = 0
-REASONS = ("", "limit", "stalled", "full", "rule")  # why a row ends, by number; a later one wins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Result(Outcome):
 
 def endings(rows: Rows, plan: Plan, ready: Tensor) -> Tensor:
     """Why each row (B,) ends with this pass, as a number of `REASONS`; GOES_ON for rows that do not."""
-    at_end, empty = rows.block_start >= rows.stop, ~rows.masked.any(1)
+    at_end, full = rows.block_start >= rows.stop, ~rows.masked.any(1)
     over = at_end | (rows.idle_passes >= plan.patience)
     ended = plan.stop(rows)
     if rows.constraints:  # nothing after the end of such a text means anything
@@ -74,7 +75,7 @@ def endings(rows: Rows, plan: Plan, ready: Tensor) -> Tensor:
     reason = torch.where(over, REASONS.index("stalled"), reason)
     if plan.leaves_blocks:
         reason = torch.where(at_end, REASONS.index("limit"), reason)  # masks were left behind
-    reason = torch.where(over & empty, REASONS.index("full"), reason)
+    reason = torch.where(over & full, REASONS.index("full"), reason)
     reason = torch.where(ended, REASONS.index("rule"), reason)
     return torch.where(ready, reason, GOES_ON)
 
@@ -94,7 +95,7 @@ def outcome(rows: Rows, row: int, plan: Plan, reason: str) -> Outcome:
     ids = rows.answer(row)
     ends = plan.ends(rows.roles) if plan.cut or reason == "eos" else ()
     tokens = ids[: next((place for place, token in enumerate(ids, 1) if token in ends), len(ids))]
-    if reason == "rule" and rows.roles.mask in tokens:  # what is left of the first mask is the answer
+    if reason == "rule" and rows.roles.mask in tokens:  # the answer is what stands before the first mask
         tokens = tokens[: tokens.index(rows.roles.mask)]
     gaps = gaps_of(rows, row) if plan.fill else ()
     return Outcome(

@@ -60,7 +60,7 @@ class Plan(Rule):
     penalty: EosPenalty | None = None
     causal: CausalBlocks | None = None  # for networks with block-causal attention; None for full attention
 
-    # A block is left after its passes even if masks remain (authors.py).
+    # A block is left after `steps` passes even if masks remain (`DreamLoop` in authors.py).
     leaves_blocks: ClassVar[bool] = False
 
     @model_validator(mode="after")
@@ -127,27 +127,28 @@ class Plan(Rule):
         return self.length.longest
 
     def whole_blocks(self, prompt: Tensor, slots: Tensor) -> Tensor:
-        """The length of a canvas (B,) of `slots` behind prompts of these lengths: rounded up to whole causal blocks."""
+        """The length (B,) of a canvas for `slots` slots after prompts of these lengths; it ends with a causal block."""
         return slots if self.causal is None else block_end(prompt + slots - 1, self.causal.size) - prompt
 
     def first_block(self, prompt: Tensor) -> Tensor:
-        """Where the first block starts (B,): at the prompt's end, or where the causal block of its end starts."""
+        """Where the first block starts (B,): at the prompt's end, or with causal blocks at the last multiple of `block`
+        up to there."""
         return prompt if self.causal is None else prompt // self.block * self.block
 
     def frontier(self, rows: Rows) -> Tensor:
         """The slots (B, L) that may be written in the next pass: the masked ones of the open block.
 
-        Where a block has a leading slot, it is written alone. For a commit rule that edits, all slots of the block.
+        While a block's leading slot is masked, it alone. For a commit rule that edits, all slots of the block.
         """
         if self.commit.edits:
             return rows.slots & rows.in_block(self.block)
-        masks, leads = rows.open_masks(self.block), self.greedy(rows.offset)
+        masks, leads = rows.open_masks(self.block), self.leading(rows.offset)
         if leads is None:
             return masks
         return torch.where((masks & leads).any(1, keepdim=True), masks & leads, masks)
 
-    def greedy(self, position: Tensor) -> Tensor | None:
-        """True at leading slots, whose token is never drawn at random; None if there are no such slots."""
+    def leading(self, position: Tensor) -> Tensor | None:
+        """True at positions that lead a causal block (`CausalBlocks.lead`); None if the plan has no such slots."""
         if self.causal is None or not self.causal.lead:
             return None
         return position % self.causal.size == 0
@@ -205,7 +206,7 @@ class Plan(Rule):
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        """What makes this plan faster than its method with one token a pass on the whole canvas, at some risk."""
+        """The names of what makes this plan faster at some risk for quality: its commit rule, and `trim`."""
         commit = self.commit.approximation
         named = name_of(self.commit) if commit == "" else commit
         return tuple(name for name in (named, "trim" if self.trim else None) if name)

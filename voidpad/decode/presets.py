@@ -1,8 +1,9 @@
 """Presets: plans by name, adjusted by flat fields such as `block`, `threshold` or `temperature`.
 
 A preset combines rules. Its fields are those of its rules and of the plan itself, so their ranges and help texts are
-the rules' own. Defaults come from the rules, then from the model's family, then from the checkpoint's calibration, then
-from the suffix `@authors`, and last from the user. The fields of one preset are one pydantic model, its form.
+the rules' own. A value comes from the rule's default, the model's family, the checkpoint's calibration, the suffix
+`@authors` or the user; of these, the last one that has it counts. The fields of one preset are one pydantic model, its
+form.
 """
 
 from __future__ import annotations
@@ -16,14 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from voidpad.decode.authors import DreamLoop, R, as_published
-from voidpad.decode.commit import (
-    CommitRule,
-    EntropyBound,
-    Factor,
-    HighConfidence,
-    Threshold,
-    TopK,
-)
+from voidpad.decode.commit import CommitRule, EntropyBound, Factor, HighConfidence, Threshold, TopK
 from voidpad.decode.length import AppendedBlocks, Daedal, Fixed, LengthRule, RhoEos, SmartCrop, VoidExpansion
 from voidpad.decode.plan import CausalBlocks, Plan
 from voidpad.decode.propose import EosPenalty, GumbelProposal, MaskLast, ProposeRule
@@ -31,7 +25,7 @@ from voidpad.decode.rules import MOST_PASSES, Names, Rule
 from voidpad.decode.stop import AfterBlock, EndsTermination, EosTermination, Vanilla
 from voidpad.errors import PlanError
 
-# Commit rules that a field switches on: the rule is chosen by a value other than 0.
+# Commit rules that a field of their own switches on, a number: the rule is chosen by a value other than 0.
 SWITCHES: dict[str, type[CommitRule]] = {
     "threshold": Threshold,
     "factor": Factor,
@@ -97,9 +91,9 @@ class FamilyDefaults:
 class Preset:
     """A named combination of rules.
 
-    Without a commit rule of its own, the user chooses one by the fields, and the family gives the proposal. With one,
-    the proposal is `MaskLast`, or the family's where attention is block-causal. There the stop rule is part of the
-    method, too: a row ends at any of the model's stop ids.
+    If it has no commit rule of its own, the user chooses one by the fields, and the family gives the proposal. If it
+    has one, the proposal is `MaskLast`. Presets for block-causal attention all have one, but take the family's proposal
+    beside it. Their stop rule is part of the method, too: a row ends at any of the model's stop ids.
     """
 
     about: str
@@ -112,7 +106,7 @@ class Preset:
     # For block-causal attention alone:
     small: int | None = None  # size of the blocks that are written one after the other inside a causal block
     lead: bool = False  # a block's first slot is written before the others
-    # A row ends after the block that holds a stop id; else once nothing before the id is masked.
+    # True: a row ends with the block that holds a stop id. False: once nothing before the id is masked.
     finish: bool = True
 
     def fields(self, family: FamilyDefaults, *, authors: bool = False) -> FormFields:
@@ -131,7 +125,8 @@ class Preset:
             return _picked(own, "block") | rules | _picked(own, "cut")
         switched: FormFields = {}
         for name, rule in SWITCHES.items():
-            switched |= rule_fields(rule, **{name: 0.0})
+            off = type(rule.model_fields[name].default)(0)  # 0 or 0.0: fields are strict about their type
+            switched |= rule_fields(rule, **{name: off})
         penalty = rule_fields(EosPenalty, eos_penalty=self.eos_penalty)
         for _, switch in (*(switched[name] for name in SWITCHES), penalty["eos_penalty"]):
             switch.description = f"{switch.description} (0 is off)"
@@ -148,11 +143,12 @@ class Preset:
         }
 
     def build(self, family: FamilyDefaults, values: dict[str, Any], *, authors: bool) -> Plan:
-        """The plan from the values of all fields; those that others decide are filled in."""
+        """The plan from the values of all fields. In `values`, fields that were left to others are filled in: it
+        changes the dict."""
 
         def rule(kind: type[R], **more: Any) -> R:
-            made = as_published(kind) if authors and not family.causal_block else kind
-            return made(**{name: values[name] for name in made.model_fields if name in values} | more)
+            kind = as_published(kind) if authors and not family.causal_block else kind
+            return kind(**{name: values[name] for name in kind.model_fields if name in values} | more)
 
         own = {name: values[name] for name in ("block", "ban", "cut")}
         if causal := family.causal_block:
@@ -171,9 +167,9 @@ class Preset:
         if self.commit is not None:
             return Plan(**own, propose=MaskLast(), commit=rule(self.commit))
         leaves = authors and family.leaves_blocks
-        # A loop that leaves blocks bounds the passes of every rule.
-        scheduled = ("schedule", "position_decay") if leaves else ("steps", "schedule", "position_decay")
-        switch = _switch(values, scheduled=scheduled)
+        # A loop that leaves blocks bounds the passes of every rule, so `steps` goes with a switch.
+        of_schedule = ("schedule", "position_decay") if leaves else ("steps", "schedule", "position_decay")
+        switch = _switch(values, of_schedule=of_schedule)
         steps = self._steps_per_block(values, length, scheduled=switch is None)
         commit: CommitRule
         if switch is None:
@@ -212,14 +208,14 @@ def _picked(fields: FormFields, *names: str) -> FormFields:
     return {name: fields[name] for name in names}
 
 
-def _switch(values: Mapping[str, Any], *, scheduled: tuple[str, ...]) -> str | None:
+def _switch(values: Mapping[str, Any], *, of_schedule: tuple[str, ...]) -> str | None:
     """The field that chooses a commit rule in place of the schedule. Refuses the schedule's own fields beside it."""
     on = [name for name in SWITCHES if values[name]]
     if len(on) > 1:
         given = " and ".join(f"{name}={values[name]}" for name in on)
         raise PlanError(f"{given} exclude each other; set one.", field=on[1])
     switch = on[0] if on else None
-    for name in scheduled if switch else ():
+    for name in of_schedule if switch else ():
         if values[name]:
             raise PlanError(
                 f"{name}={values[name]} belongs to a schedule, and {switch}={values[switch or '']} replaces the "
@@ -227,7 +223,7 @@ def _switch(values: Mapping[str, Any], *, scheduled: tuple[str, ...]) -> str | N
                 field=name,
             )
     for name, needed in (("eos_annealing", "eos_penalty"), ("entropy_order", "entropy_bound")):
-        if not values[needed] and values[name] not in ("dream-coder", "score"):
+        if not values[needed] and values[name] not in ("dream-coder", "score"):  # their defaults
             raise PlanError(f"{name} has no effect without {needed}; set {needed} too.", field=name)
     return switch
 

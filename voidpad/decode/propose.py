@@ -1,8 +1,8 @@
 """Proposal rules: for every slot of the frontier, the token to write there and a score that says how sure it is.
 
 A proposal rule is called with logits (N, V) and what else is known about the N slots; it returns N tokens, scores and,
-if asked, entropies. Slots of many rows come together, and a large vocabulary is split into several calls, so a rule
-treats each slot by itself. (What ties the slots of a row together is a constraint; see `loop.py`.)
+if asked, entropies. Slots of many rows come together, and many slots come in several calls (tiles), so a rule treats
+each slot by itself. (Only a constraint ties the slots of a row together; see `constrained.py`.)
 
 Two sets of token ids shape a proposal. A banned token is never chosen. A muted token is left out of the
 distribution that gives the scores. With nothing muted, a banned token keeps its probability mass, so a slot
@@ -24,11 +24,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from voidpad.decode.commit import UNSURE
+from voidpad.decode.commit import COMES_LAST
 from voidpad.decode.noise import Noise
 from voidpad.decode.rules import Rule, is_on
 
-NOTHING = -1  # the token of a slot at which every token is banned
+NOTHING = -1  # in place of a token: every token is banned at the slot, or the slot is not on the frontier
 TILE = 1 << 25  # numbers of float64 logits that a proposal looks at together: 256 MB
 
 
@@ -37,7 +37,7 @@ class Bans:
     """A plan's banned and muted tokens as masks (V,) over a vocabulary, on the device of the logits."""
 
     ban: Tensor  # what the plan never writes
-    choice: Tensor  # that and MASK
+    choice: Tensor  # what may not be chosen: that and MASK
     mute: Tensor | None  # what is left out of the scores; None for nothing
     mask: int
 
@@ -96,7 +96,7 @@ class Scored:
 
     @property
     def misleads(self) -> Tensor:
-        """Slots (N,) where the distribution says nothing about the token: its mode cannot be written there."""
+        """Slots (N,) where the distribution says nothing about the token: its most probable one is banned there."""
         best = chance(self.p, self.greedy)
         return (best < self.p.amax(1)) | (chance(self.p, self.tokens) == 0)
 
@@ -107,7 +107,7 @@ class Scored:
         if name == "random":
             return noise.per_slot()
         value = neg_entropy(self.p) if name == "neg_entropy" else margin(self.p)
-        return torch.where(self.misleads, chance(self.p, self.tokens) - UNSURE, value)
+        return torch.where(self.misleads, chance(self.p, self.tokens) - COMES_LAST, value)
 
     def entropy(self, p: Tensor) -> Tensor:
         """The entropy (N,) of the distribution p that was sampled, in nats; infinite where it misleads."""
@@ -117,7 +117,7 @@ class Scored:
 
 def neg_entropy(p: Tensor) -> Tensor:
     """Minus the entropy of the distribution: high where the model is sure, whatever token is proposed."""
-    return (p * (p + 1e-10).log()).sum(1)
+    return (p * (p + 1e-10).log()).sum(1)  # Dream's 1e-10 (spec 2.4)
 
 
 def margin(p: Tensor) -> Tensor:
@@ -271,7 +271,8 @@ def propose_in_tiles(
 ) -> SlotProposal:
     """What the rule proposes for N slots, in tiles whose float64 logits take at most 256 MB.
 
-    `call` replaces the rule's own call and is given the rule. Numbers of the rule that are tensors (N, 1) are cut, too.
+    `call(rule, logits, bans, noise, entropy)` replaces the rule's own call. Numbers of the rule that are tensors (N, 1)
+    are cut into the same tiles.
     """
     size = max(1, TILE // logits.shape[1])
     found = []

@@ -1,6 +1,7 @@
 """The state of decoding: many rows at once, each a prompt and the slots of its answer, with its counters.
 
-Fixed text may also stand between the slots and after them: then the slots are the gaps of a template.
+Fixed text may also stand between the slots and after them: then the slots are the gaps of a template. "Absolute"
+positions are columns of `ids`; a slot's number counts from the start of the canvas.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Rows:
     slots: Tensor  # (B, L) bool, the slots of the answer, masked or written
     prompt: Tensor  # (B,) where the canvas starts
     stop: Tensor  # (B,) where it ends
-    key: Tensor  # (B,) draw keys: randomness is a hash of seed and key
+    key: Tensor  # (B,) draw keys: with the seed they decide a row's random draws
     handle: Tensor  # (B,) identities for caches and callers
     seed: Tensor  # (B,)
     limit: Tensor  # (B,) the longest canvas a length rule may give the row
@@ -141,7 +142,7 @@ class Rows:
 
     @property
     def shortest(self) -> Tensor:
-        """The fewest slots that a row's constraint leaves room for (B,); 0 for rows without one."""
+        """The fewest slots (B,) that hold a text of the row's constraint and its end token; 0 for rows without one."""
         least = [one.shortest if isinstance(one, RowConstraint) else 0 for one in self.constraints]
         return torch.tensor(least or [0] * len(self), dtype=torch.long)
 
@@ -155,7 +156,7 @@ class Rows:
         return self.masked & self.in_block(block)
 
     def in_windows(self, grid: Tensor, width: int) -> Tensor:
-        """What a grid (B, L) holds in each row's open block (B, W); 0 past its last column."""
+        """What a grid (B, L) holds in each row's open block (B, W); 0 (False) past its last column."""
         return pad(grid, (0, width)).gather(1, window_of(self, width))
 
     def spread(self, values: Tensor, grid: Tensor) -> Tensor:
@@ -181,7 +182,7 @@ class Rows:
         return replace(moved, entry_masks=entry, block_passes=torch.where(fresh, 0, self.block_passes))
 
     def advance(self, block: int) -> Rows:
-        """The same rows with the open block moved past full blocks; to the canvas end where no mask is left."""
+        """The same rows with the open block moved right past full blocks; to `stop` where no mask is ahead."""
         start = self.block_start
         ahead = first(self.masked & (self.offset >= start[:, None]), otherwise=self.stop)
         whole = start + torch.div(ahead - start, block, rounding_mode="floor") * block
@@ -193,10 +194,10 @@ class Rows:
         A block that has become full is entered again without masks, to be edited. It is left after a pass that changed
         nothing, or after `most` passes.
         """
-        editing = self.entry_masks == 0
+        editing = self.entry_masks == 0  # the block had been full already when it was entered
         leaves = editing & (~changed | (self.block_passes >= most))
-        behind = torch.minimum(self.block_start + block, self.stop)
-        moved = self.enter(torch.where(leaves, behind, self.block_start), block)
+        next_block = torch.minimum(self.block_start + block, self.stop)
+        moved = self.enter(torch.where(leaves, next_block, self.block_start), block)
         begins = ~editing & ~self.open_masks(block).any(1)
         return replace(
             moved,
@@ -231,7 +232,7 @@ class Rows:
         return replace(self, ids=ids, slots=slots, stop=stop, edits=(*self.edits, edit))
 
     def select(self, rows: Tensor) -> Rows:
-        """Only these rows (bool mask or indices), with the padding that they do not need cut off."""
+        """Only these rows (bool mask or indices), without `edits` and without padding that they do not need."""
         parts = {name: getattr(self, name)[rows] for name in BY_ROW}
         width = int(parts["stop"].max()) if len(parts["stop"]) else 0
         numbers = torch.arange(len(self))[rows].tolist() if self.constraints else ()

@@ -56,9 +56,9 @@ class AfterBlock(StopRule):
     block: int = Field(default=32, ge=1, le=MOST_SLOTS, description="size of the blocks")
 
     def __call__(self, rows: Rows) -> Tensor:
-        whole = (rows.first_mask % self.block == 0) | (rows.first_mask == rows.stop)
-        left = rows.block_start == rows.first_mask  # a full block may still be edited
-        return terminated(rows, rows.roles.ends) & whole & left
+        full = (rows.first_mask % self.block == 0) | (rows.first_mask == rows.stop)
+        is_left = rows.block_start == rows.first_mask  # before that, the full block may still be edited
+        return terminated(rows, rows.roles.ends) & full & is_left
 
 
 def terminated(rows: Rows, ends: Sequence[int]) -> Tensor:

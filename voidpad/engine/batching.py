@@ -53,7 +53,7 @@ class Request:
 
     @property
     def size(self) -> int:
-        """Tokens of its first pass: prompt and canvas."""
+        """About how many tokens its first pass has, prompt and canvas: the row itself is not made yet."""
         canvas = self.plan.length.canvas
         return len(self.prompt) + (canvas if self.limit is None else min(canvas, self.limit))
 
@@ -116,8 +116,9 @@ class Engine:
         parameters: int = 0,
         captured: CapturedPass | None = None,
     ) -> None:
-        """`ended` is called with the handle of each row that was in a pass and has ended: caches free its memory.
+        """`rows` and `tokens` are the limits of one pass.
 
+        `ended` is called with the handle of each row that had started and has ended, so that caches free its memory.
         `parameters` of the network decide how many CPU threads a pass is given; 0 leaves torch's number as it is.
         `captured` runs the passes that it can in place of `denoise` and the rules.
         """
@@ -176,9 +177,10 @@ class Engine:
         self.end_early(handle, "cancelled")
 
     def end_early(self, handle: int, reason: str = "stop") -> None:
-        """End a row before its next pass, `stop` because its answer is complete. Rows that are over are left alone.
+        """End a row before its next pass, with this stop reason: `stop` says that its answer is complete.
 
-        The outcome's `ids` hold the canvas as it is, its `tokens` only what no later pass could have changed.
+        The outcome's `ids` hold the canvas as it is, its `tokens` only what no later pass could have changed. A row
+        that has ended already is left alone.
         """
         with self._changed:
             request = self._requests.get(handle)
@@ -186,14 +188,14 @@ class Engine:
                 request.ending = reason
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until there is a row to decode or `wake` is called, at most `timeout` seconds; whether there is one."""
+        """Block until there is a row to decode or `wake` is called, at most `timeout` seconds. True if there is one."""
         with self._changed:
             self._changed.wait_for(lambda: self.busy or self._woken, timeout)
             self._woken = False
             return self.busy
 
     def wake(self) -> None:
-        """End the `wait` that another thread is in, or else the next one, although there is no row."""
+        """End the `wait` that another thread is in, or the next one if none is, although there is no row."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -263,7 +265,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------- one pass
     def _captured_pass(self, chosen: dict[Plan, Rows]) -> list[_Group]:
-        """All rows after one captured pass; none if they have to go the ordinary way."""
+        """The groups with their steps, from one captured pass; no groups if they have to go the ordinary way."""
         handles = [handle for rows in chosen.values() for handle in rows.handle.tolist()]
         if self.captured is None or any(self._requests[handle].observe for handle in handles):
             return []
@@ -293,7 +295,7 @@ class Engine:
             needed.append(where)
         padded = [pad(where, (0, rows.ids.shape[1] - where.shape[1])) for where in needed]
         logits = self.denoise(rows, torch.cat(padded))
-        if len(rows) < self.rows_read:  # the pass over the other rows may write to the same memory
+        if len(rows) < self.rows_read:  # part of a pass that failed: the next part may overwrite these logits
             logits = logits.clone()
         parts = zip(needed, logits.split([int(where.sum()) for where in needed]), strict=True)
         return [replace(group, computed=part) for group, part in zip(groups, parts, strict=True)]
@@ -306,7 +308,7 @@ class Engine:
             where, logits = group.computed
             try:
                 step = advance(group.rows, group.plan, where, logits)
-            finally:  # only now: the rules have waited for the device already
+            finally:  # After the rules, which wait for the device anyway. Bad logits also explain why rules fail.
                 highest = logits.amax(1)  # NaN where any logit is
                 wrong = highest[~highest.isfinite()].tolist()
                 if wrong:
@@ -435,7 +437,7 @@ class Engine:
 
 
 def _isolated(groups: list[_Group], work: Callable[[list[_Group]], list[_Group]]) -> list[_Group]:
-    """`work(groups)`. Where that fails, groups are split until the rows at fault are alone, with their error."""
+    """`work(groups)`. Where that fails, groups are halved until each row at fault is a group with its error."""
     try:
         return work(groups)
     except torch.AcceleratorError:

@@ -1,7 +1,7 @@
 """Key-value caches for block decoding.
 
 A row's first pass computes it whole and stores its keys and values. Further passes compute what the policy
-(`cache_policy.py`) says and read the rest from the store. Rows at either stage share one packed pass.
+(`cache_policy.py`) says and read the rest from the store. Rows at either stage share one packed pass (`packed.py`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from voidpad.engine.cache_policy import CachedRow, CachePolicy, Caching, Range
 from voidpad.engine.graphs import Graphs
 from voidpad.engine.packed import PackedDenoiser, Packing, Part
 
-STEP = 128  # tokens: the arena grows in multiples of it
+GROWTH = 128  # tokens: the arena grows in multiples of it
 
 
 class CachedDenoiser(PackedDenoiser):
-    """A packed denoiser that recomputes only part of a row inside a block.
+    """A packed denoiser that recomputes only part of a row in the further passes over a block.
 
     Rows are known by their handles. A row in its first pass is computed whole, whatever is stored under its handle.
     """
@@ -45,7 +45,8 @@ class CachedDenoiser(PackedDenoiser):
         self.entries: dict[int, CachedRow] = {}  # by handle, rows as of their last good pass
 
     def pack(self, rows: Rows, where: Tensor) -> tuple[Packing, Callable[[], None]]:
-        """The tokens of a pass, and what to call once it has been computed: a failed pass leaves nothing to reuse."""
+        """The tokens of a pass, and what to call once it has been computed: only then do `entries` say what is stored,
+        so that nothing of a failed pass is reused."""
         handles, now = rows.handle.tolist(), self._cached_rows(rows, where)
         try:
             if self.store.reserve({handle: row.stop for handle, row in zip(handles, now, strict=True)}):
@@ -73,31 +74,27 @@ class CachedDenoiser(PackedDenoiser):
         """The rows as they are now, each with the age of its stored keys, which are forgotten if they do not serve.
 
         A probe, or a caller who observes, also reads slots outside the open block: such a pass computes the whole row.
-        Causal blocks count from position 0, and theirs is the block of the positions that give the logits.
+        Causal blocks count from position 0. With a shift, the open one is that of the positions that give the logits.
         """
         causal = bool(self.inner.causal_block)
         back = self.inner.shift if causal else 0
-        last = where.shape[1] - where.flip(1).int().argmax(1)
-        # A full block that is still open may be edited: it counts as full once it has been left.
-        ahead = torch.minimum(rows.first_mask, rows.block_start)
-        facts = (rows.prompt, rows.stop, ahead, rows.decoded + rows.probed)
-        wanted = (first(where, otherwise=rows.prompt), last)
-        found = []
-        for handle, begin, end, prompt, stop, ahead, passes in zip(
-            *(part.tolist() for part in (rows.handle, *wanted, *facts)), strict=True
-        ):
+        numbers = (
+            rows.handle,
+            first(where, otherwise=rows.prompt),  # the slots that are asked for: the first one,
+            where.shape[1] - where.flip(1).int().argmax(1),  # and where the last one ends
+            rows.prompt,
+            rows.stop,
+            torch.minimum(rows.first_mask, rows.block_start),  # a full block may be edited until it is left
+            rows.decoded + rows.probed,
+        )
+        found, columns = [], (part.tolist() for part in numbers)
+        for handle, begin, end, prompt, stop, final, passes in zip(*columns, strict=True):
             origin = 0 if causal else prompt
             start = origin + (begin - back - origin) // self.block * self.block
             inside = end - back <= start + self.block
+            until = min(start + self.block, stop) if inside else stop
             stored = self.entries.get(handle)
-            row = CachedRow(
-                prompt,
-                start,
-                min(start + self.block, stop) if inside else stop,
-                stop,
-                ahead,
-                age=stored.age + 1 if stored else 0,
-            )
+            row = CachedRow(prompt, start, until, stop, final, age=stored.age + 1 if stored else 0)
             if stored and not (inside and passes and self.policy.serves(stored, row)):
                 del self.entries[handle]
                 row = replace(row, age=0)
@@ -121,9 +118,9 @@ class CachedDenoiser(PackedDenoiser):
 class Arena:
     """Keys and values of many rows, each in a place of exactly its own size.
 
-    The tokens beyond `capacity` take a pass's filler, which nobody reads. torch's paged attention
-    (`varlen_attn(block_table=...)`) came with torch 2.12 and needs FlashAttention 3 beside torch, so rows have one
-    place each instead of pages.
+    After the `capacity` tokens of all rows there is room for the filler of a pass (`Packing`), which nobody reads.
+    torch's paged attention (`varlen_attn(block_table=...)`) came with torch 2.12 and needs FlashAttention 3 beside
+    torch, so rows have one place each instead of pages.
     """
 
     def __init__(self, layers: int, heads: int, size: int, *, like: Tensor, filler: int = 0) -> None:
@@ -140,7 +137,7 @@ class Arena:
         return cls(len(body.layers), heads, size, like=body.embed_tokens.weight.detach(), filler=filler)
 
     def reserve(self, sizes: Mapping[int, int]) -> bool:
-        """Give each of these rows a place of its size. True if the tensors moved.
+        """Give each of these rows a place of its size. True if the tensors are new ones, which no graph knows.
 
         A row that has such a place keeps its keys; a row whose size has changed loses them.
         """
@@ -172,11 +169,11 @@ class Arena:
         """Lay all rows end to end, with the keys that they have, in a larger arena if they need one."""
         needed, capacity = sum(sizes.values()), self.capacity
         if needed > capacity:  # with a tenth to spare: growing copies all
-            capacity = -(-(needed + needed // 10) // STEP) * STEP
+            capacity = -(-(needed + needed // 10) // GROWTH) * GROWTH
         order = sorted(sizes, key=lambda row: self.places.get(row, range(capacity, capacity)).start)
         ends = accumulate(sizes[row] for row in order)
         places = {row: range(end - sizes[row], end) for row, end in zip(order, ends, strict=True)}
-        kept = [row for row in order if row in self.places]
+        kept = [row for row in order if row in self.places]  # these have the same size as before
         source, target = (
             torch.tensor([at for row in kept for at in side[row]], dtype=torch.long)
             for side in (self.places, places)

@@ -1,6 +1,6 @@
 """Which keys and values a cache keeps between passes. `Caching` is the interface that cache.py asks before each pass.
 
-A policy for networks with full attention is written as text. Inside a block, after the pass that enters it,
+A policy for networks with full attention is written as text. In the passes over a block after the first one,
 
     dual        each pass computes the block; `dual:4` every 4th pass the whole row;
     prefix      the block and everything right of it; `prefix:4` every 4th pass the whole row;
@@ -18,6 +18,9 @@ from voidpad.errors import ConfigError
 
 _N = r"[1-9]\d*"
 FORM = rf"(?:prefix|dual|prompt|ahead)(?::{_N})?"
+WAYS = (
+    "prefix, dual, dual:4 (all every 4 passes), prompt:4 or ahead:4 (the prompt every 4 passes)"  # for users
+)
 
 
 Range = tuple[int, int]  # positions of a row, the second one exclusive
@@ -25,13 +28,13 @@ Range = tuple[int, int]  # positions of a row, the second one exclusive
 
 @dataclass(frozen=True)
 class CachedRow:
-    """A row as it is in a pass: positions in the row, and what tells how old its stored keys are."""
+    """A row as it is in a pass, in positions of the row, and the age of its stored keys."""
 
     prompt: int
     start: int  # of the open block
-    end: int  # of the open block, at most the row's own; the row's own if slots outside the block are asked for, too
-    stop: int
-    first_mask: int  # where the first mask is; `stop` if there is none
+    end: int  # of the open block, or `stop` if that is less or slots outside the block are asked for
+    stop: int  # where the row ends
+    final: int  # no pass changes tokens before this: the open block, or a mask that is left of it
     age: int = 0  # passes since the row was computed whole; 0 in that pass
 
 
@@ -49,7 +52,7 @@ class Caching(Protocol):
         """Where keys are computed anew in a row whose stored keys serve, from left to right."""
 
     def visible(self, now: CachedRow) -> int:
-        """Where the keys that a row's tokens see end. Nothing from there on is computed."""
+        """A row's tokens see its keys before this position; from there on nothing is computed."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class CachePolicy:
 class FinishedBlocks:
     """The cache for block-causal attention. It is exact: no key of a block depends on a later block.
 
-    So the keys of all blocks that were full in the last pass are right as they are stored. A pass computes from the
-    first other one to the end of the open block; inside a block, that is the block alone.
+    So the keys of all blocks that were final in the last pass are right as they are stored. A pass computes from the
+    first other block to the end of the open one; in the further passes over a block, that is the block alone.
     """
 
     block: int  # of the network's attention, counted from position 0
@@ -111,7 +114,7 @@ class FinishedBlocks:
         return stored.start <= now.start
 
     def recomputed(self, stored: CachedRow, now: CachedRow) -> list[Range]:
-        full = min(stored.first_mask, stored.end) // self.block * self.block
+        full = min(stored.final, stored.end) // self.block * self.block
         return [(min(full, now.start), now.end)]
 
     def visible(self, now: CachedRow) -> int:
@@ -122,8 +125,4 @@ def cache_fault(text: str) -> str | None:
     """What is wrong with this text as a policy; None if nothing is."""
     if re.fullmatch(FORM, text):
         return None
-    ways = (
-        "use prefix or dual, dual:4 to compute whole rows every 4 passes, prompt:4 or ahead:4 to compute the prompt "
-        "every 4 passes, or leave it out for exact decoding"
-    )
-    return f"cache={text!r} is unknown; {ways}"
+    return f"cache={text!r} is unknown; use {WAYS}, or leave it out for exact decoding"

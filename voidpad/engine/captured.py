@@ -1,8 +1,9 @@
 """The captured pass: network, proposal, commit, write, stop and counters in one CUDA graph.
 
-It serves settled rows: rows whose canvas keeps its length and that nobody observes. What the pass needs goes to the
-device in one copy, and what it found comes back in one small tensor: tokens, scores and choices of every row's window,
-its counters and whether it ended. The rules are those of `voidpad.decode.loop`: proposals in tiles, then `take_step`.
+It serves settled rows: rows whose canvas keeps its length and that nobody observes. (`Rows.settled` is another thing, a
+note of length rules.) What the pass needs goes to the device in one copy, and what it found comes back in one small
+tensor: tokens, scores and choices of every row's window, its counters and whether it ended. The rules are those of
+`voidpad.decode.loop`: proposals in tiles, then `take_step`.
 
 The host keeps the rows, so that a pass may be captured, replayed, run without a graph on a CPU, or left to the ordinary
 path, whatever its predecessor was. The device keeps them too: a pass writes new tokens and counters into the state that
@@ -47,7 +48,7 @@ from voidpad.roles import Roles
 
 CAPTURE_AT = 3  # a kind of pass is captured when it comes for this time
 MOST_STATES = 256  # more kinds and sizes of rows begin anew: bans come from clients
-# What of the rows a pass needs besides ids: what it leaves as it is, and what it changes.
+# The fields of `Rows` that a pass needs besides ids: those that it leaves as they are, and those that it changes.
 FIXED = ("prompt", "stop", "key", "seed")
 COUNTERS = ("block_start", "entry_masks", "block_passes", "idle_passes", "decoded", "slot_passes")
 
@@ -61,8 +62,8 @@ def device_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of settled rows, given what was proposed at all W slots of their windows (B, W).
 
-    Returns for each row tokens, scores and choices of the window, whether the row may write them, why it ends, and the
-    `COUNTERS`, as one tensor of integers (B, 3 W + 8); then ids (B, L) and counters (6, B) after the step.
+    Returns one tensor of integers (B, 3 W + 8): tokens, scores (their bits) and choices of the window, whether the row
+    may write them, why it ends, and the six `COUNTERS`. Then ids (B, L) and counters (6, B) after the step.
     """
     width = tokens.shape[1]
     frontier = rows.in_windows(rows.masked, width)
@@ -83,7 +84,7 @@ def device_step(
 def propose_checked(
     rule: ProposeRule, logits: Tensor, bans: Bans, noise: Noise, entropy: bool
 ) -> SlotProposal:
-    """What the rule proposes; the score is NaN where the logits are no numbers."""
+    """What the rule proposes, with a score of NaN where logits are not finite: `device_step` refuses such rows."""
     found = rule(logits, bans, noise, entropy=entropy)
     return replace(found, score=torch.where(logits.amax(1).isfinite(), found.score, torch.nan))
 
@@ -110,7 +111,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # --------------------------------------------------------------------------------- plans that share a graph
 def _numbers(rule: Rule) -> dict[str, float]:
-    """The numbers of a rule that may differ between rows of one graph: those that are on."""
+    """The numbers of a rule that may differ between rows of one graph: those that are not at the value "off"."""
     off = {"top_p": 1.0}
     numbers = {name: value for name, value in vars(rule).items() if isinstance(value, float)}
     return {name: value for name, value in numbers.items() if value != off.get(name, 0.0)}
@@ -118,12 +119,12 @@ def _numbers(rule: Rule) -> dict[str, float]:
 
 def kind_of(plan: Plan) -> Hashable | None:
     """What plans must have in common to share a graph; None for a plan that no graph may hold."""
-    ours = (plan, plan.propose, plan.commit, plan.stop, plan.length)
     leads = plan.causal is not None and plan.causal.lead
-    edits = plan.trim or plan.fill or plan.leaves_blocks or plan.commit.edits or plan.penalty is not None
-    if leads or edits or not plan.length.keeps_length:
+    special = plan.trim or plan.fill or plan.leaves_blocks or plan.commit.edits or plan.penalty is not None
+    if leads or special or not plan.length.keeps_length:
         return None
-    if not all(type(rule).__module__.startswith("voidpad.") for rule in ours):
+    parts = (plan, plan.propose, plan.commit, plan.stop, plan.length)
+    if not all(type(rule).__module__.startswith("voidpad.") for rule in parts):  # others may do anything
         return None
     rules = []
     for rule in (plan.propose, plan.commit):
@@ -167,7 +168,10 @@ class _OpenBlocks:
         return len(groups) == len(self.groups) and all(a is c and b is d for (a, b), (c, d) in pairs)
 
     def network(self, packing: Packing, count: int, shift: int) -> Sequence[Tensor]:
-        """The inputs of the network for this packing, with `count` rows; the first says where ids are in the state."""
+        """The inputs of the network for this packing, with `count` rows.
+
+        They are those of `Packing.inputs`, with places of the ids in the state (laid flat) instead of the ids.
+        """
         if id(packing) not in self.inputs:
             size, block = self.valid.shape
             outputs = torch.full((count, block), len(packing) - 1)
@@ -177,9 +181,9 @@ class _OpenBlocks:
         return self.inputs[id(packing)][1]
 
     def state(self, count: int) -> list[Tensor]:
-        """The rows as the pass reads them: ids, what is fixed, counters, and the numbers of the rows' rules (B, K).
+        """The rows as the pass reads them: ids, `FIXED`, `COUNTERS`, and the numbers (B, K) of the rows' rules.
 
-        Rows without slots fill up `count`. The numbers are integers of the same bits.
+        Rows without slots are added up to `count`. The numbers are given as integers of the same bits.
         """
         rows, (size, block) = self.rows, self.valid.shape
         columns = rows.ids.shape[1]
@@ -305,11 +309,11 @@ def _steps(opened: _OpenBlocks, found: Tensor, logits: Tensor) -> tuple[list[Ste
 
 @dataclass(frozen=True)
 class _DevicePass:
-    """What a graph captures: from the inputs of a pass to its one tensor, and the logits of the windows.
+    """What a graph captures: from the inputs of a pass to the tensor of `device_step` and the logits of the windows.
 
     The new tokens and counters are written into the inputs: a replay goes on from there.
 
-    The masks of banned tokens come out too: a graph that keeps them reads no memory that a cache has freed since.
+    The masks of banned tokens come out too: the graph keeps them alive, so it never reads memory that `marked` freed.
     """
 
     owner: CapturedPass

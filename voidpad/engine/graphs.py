@@ -37,10 +37,12 @@ class Graphs:
         key: Hashable,
         state: Sequence[Tensor] = (),
     ) -> T:
-        """`call(*inputs, *state)` on the device. The next call overwrites the output. `key` names what else shapes it.
+        """`call(*inputs, *state)` on the device. The next call overwrites the output.
 
-        Inputs are on the host and are copied, unless they are the very list of this graph's last call. The tensors of
-        `state` are on the device: the call reads and changes them where they are.
+        A graph is found again by `key`, which stands for what `call` depends on besides its arguments, by the shapes of
+        the inputs and by the addresses of the state. Inputs are on the host and are copied, unless they are the very
+        list of this graph's last call. The tensors of `state` are on the device: the call reads and changes them where
+        they are.
         """
         shapes = tuple(tuple(x.shape) for x in inputs)
         name = (key, shapes, tuple(x.data_ptr() for x in state))
@@ -94,7 +96,7 @@ class Graphs:
 
 @dataclass
 class CapturedGraph:
-    """A graph with its buffers: calling it copies inputs in, replays the kernels and returns the output, unread."""
+    """A graph with its buffers: calling it copies inputs in, starts the kernels and returns the output unread."""
 
     graph: Any
     on_host: Tensor  # pinned

@@ -39,18 +39,19 @@ HALF = (torch.float16, torch.bfloat16)
 # ------------------------------------------------------------------------------------------- what a pass computes
 @dataclass(frozen=True)
 class Part:
-    """What a pass computes of one row: these ranges of positions, which see the row's keys up to `visible`."""
+    """What a pass computes of one row: the tokens in `ranges`, which see the row's keys up to `visible`."""
 
     place: int  # where the row's keys begin among all keys
     ranges: tuple[Range, ...]
-    visible: int
+    visible: int  # position; nothing from there on is computed or seen
 
 
 @dataclass(frozen=True)
 class Packing:
     """The tokens of a pass, laid end to end in one sequence, and the keys that they see.
 
-    A segment of filler brings the sequence to a multiple of the bucket. Most packings hold for several passes.
+    A segment of filler brings the sequence to a multiple of the bucket. Most packings hold for several passes. T counts
+    the rows' tokens, S the segments.
     """
 
     row: Tensor  # (T,) the packed tokens, without the filler
@@ -71,7 +72,7 @@ class Packing:
     ) -> Packing:
         """The tokens of these parts in the order of their places; all places together have `capacity` keys.
 
-        `widest` are the most rows and the most keys of a row that the packing must seem to have.
+        `widest` are numbers of rows and of keys of a row to which the packing is filled up, so that graphs fit again.
         """
         order = sorted(range(len(parts)), key=lambda number: parts[number].place)
         counts = [sum(end - begin for begin, end in parts[number].ranges) for number in order]
@@ -81,7 +82,7 @@ class Packing:
         packed_at[row, column] = torch.arange(len(row))
         spare = -len(row) % bucket
         filler = torch.arange(spare)
-        # Attention reads segments of keys: a row's visible keys, and before each row what nobody reads now.
+        # Two segments for each row: the keys in front of its own that nobody reads now, without queries, and its own.
         queries, keys, reached = [0], [0], 0
         for number, count in zip(order, counts, strict=True):
             queries += [0, count]
@@ -219,9 +220,10 @@ def forward(
     hidden = body.embed_tokens(ids[None])
     rotary = body.rotary_emb(hidden, positions[None])
     fused = is_fused(hidden, visible_keys)
-    where = hidden.device if fused else "cpu"  # rows attend one by one by lengths that are sent once
-    segments = Segments(queries.int().to(where), keys.int().to(where), *longest)
-    # Not on a GPU without compiling: there every product keeps the shape that it has in the plain network.
+    home = hidden.device if fused else "cpu"  # row by row, the host reads lengths in every layer: sent once
+    segments = Segments(queries.int().to(home), keys.int().to(home), *longest)
+    # Whether the last layer computes only `outputs`. Not on a GPU without compiling: there every product keeps the
+    # shape that it has in the plain network.
     narrow = 0 < len(outputs) <= len(ids) // 2 and (joined is not None or not fused)
     needed = None
     for number, layer in enumerate(body.layers):

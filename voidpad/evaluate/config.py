@@ -7,7 +7,6 @@ run folder stores it, lm-eval's `--model_args` fill it, and reports read it back
 import hashlib
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,13 +23,8 @@ from pydantic import (
 from voidpad.decode.plan import Plan
 from voidpad.engine.cache_policy import cache_fault
 from voidpad.errors import ConfigError, VoidpadError, format_validation_error
-from voidpad.evaluate.tasks import FOLDER
+from voidpad.evaluate.tasks import known_tasks
 from voidpad.models.locate import find_source
-
-
-@cache
-def known_tasks() -> list[str]:
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 class EvalConfig(BaseModel):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from voidpad.errors import ConfigError, VoidpadError, first_line
-from voidpad.evaluate.config import EvalConfig, Resources, known_tasks
+from voidpad.evaluate.config import EvalConfig, Resources
 from voidpad.evaluate.folder import AnswerRequest
-from voidpad.evaluate.tasks import FOLDER
+from voidpad.evaluate.tasks import FOLDER, known_tasks
 from voidpad.files import readable
 
 if TYPE_CHECKING:

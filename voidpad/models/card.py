@@ -17,6 +17,8 @@ from voidpad.roles import Roles
 CARD = "voidpad.json"
 # The plan that fits each padding policy; `original` decodes the canvas to its end and bans nothing.
 PLANS = {"void": "void", "rainbow": "original", "eos": "original"}
+# The role whose tokens a padding policy teaches a model; none for one that pads with EOS.
+TAUGHT_ROLES = {"void": "void", "rainbow": "rainbow"}
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))

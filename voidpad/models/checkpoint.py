@@ -263,8 +263,8 @@ def load(
     """A model by built-in name, folder or hub id, with or without a LoRA adapter.
 
     `device` is cpu, cuda, cuda:<n>, mps, auto (the best of this machine) or spread (over all GPUs). `dtype` is
-    float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `quantize` is 8bit, 4bit or fp8.
-    `open_checkpoint` explains the other options.
+    float32, bfloat16 or auto (float32 on a CPU, else bfloat16 where the weights are). `quantize` is a name of
+    `SCHEMES` in models/device.py, such as 8bit. `open_checkpoint` explains the other options.
     """
     DeviceConfig(device, dtype, quantize)  # refused, if at all, before a file is read
     opened = open_checkpoint(name, adapter, family=family, roles=roles, causal_block=causal_block)

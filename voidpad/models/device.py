@@ -1,6 +1,6 @@
 """Where the weights go and in which number format: `DeviceConfig`, with a `QuantScheme` for weights in fewer bits.
 
-A kind of quantization is added here alone, as an entry of `SCHEMES`.
+A kind of quantization is added as an entry of `SCHEMES`, and named by the help of `--quantize` (commands/options.py).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class QuantScheme:
     weight_bytes: float  # memory of one weight, at most, while it is loaded
     config: Callable[[torch.dtype], Any] | None = None
     convert: Callable[[Any], None] | None = None
+    fault: Callable[[str], str | None] = lambda device: (
+        None
+    )  # why `convert` cannot serve a device; None if it can
     dtype: str | None = None  # of everything else in the network, if no other will do
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it
@@ -48,6 +51,7 @@ SCHEMES = {
         "fp8",
         weight_bytes=2.0,  # they are loaded in bfloat16, then changed layer by layer
         convert=fp8.quantize_layers,
+        fault=fp8.device_fault,
         dtype="bfloat16",
         rounds="weights and activations",
         packs=True,
@@ -76,10 +80,10 @@ class DeviceConfig:
         if scheme is not None and scheme.convert is not None:
             if self.spread:
                 fault = "needs the network on one device; drop device=spread"
-            elif self.dtype not in ("auto", scheme.dtype):
+            elif scheme.dtype and self.dtype not in ("auto", scheme.dtype):
                 fault = f"computes in {scheme.dtype}; drop dtype={self.dtype!r}"
             else:
-                fault = fp8.device_fault(self.device)
+                fault = scheme.fault(self.device)
         elif scheme is not None and find_spec("bitsandbytes") is None:
             fault = "needs bitsandbytes; pip install bitsandbytes accelerate"
         if fault:

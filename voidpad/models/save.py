@@ -20,7 +20,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from voidpad.errors import ConfigError, WeightsError
 from voidpad.files import fresh_folder, read_json, store
-from voidpad.models.card import CARD, read_card
+from voidpad.models.card import CARD, TAUGHT_ROLES, read_card
 from voidpad.models.device import DTYPES
 from voidpad.models.locate import locate
 from voidpad.models.model import Model
@@ -167,7 +167,8 @@ def _released_config(model: Model, release: Path) -> dict[str, Any]:
 
 def _write_tokenizer(model: Model, release: Path, folder: Path) -> None:
     """The tokenizer files of the release, or the model's own if training gave meaning to tokens those do not name."""
-    used = {"void": (model.roles.void,), "rainbow": model.roles.rainbow}.get(model.card.padding or "", ())
+    taught = TAUGHT_ROLES.get(model.card.padding or "")
+    used = model.roles.ids([taught]) if taught else ()
     known = read_tokenizer(release, model.family.tokenizer_class).get_vocab().values()
     if any(token not in known for token in used):
         model.tokenizer.save_pretrained(str(folder))

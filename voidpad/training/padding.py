@@ -1,7 +1,7 @@
 """Padding policies: which tokens follow the EOS of an answer. In nothing else do the three trainings differ.
 
-`POLICIES` is the table of them. A new policy also needs the plan that decodes a model trained with it (`PLANS` in
-`models/card.py`).
+`POLICIES` is the table of them. A new policy also needs the plan that decodes a model trained with it, and the role of
+its tokens (`PLANS` and `TAUGHT_ROLES` in `models/card.py`).
 """
 
 from __future__ import annotations

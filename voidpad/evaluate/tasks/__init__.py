@@ -7,6 +7,7 @@ cannot say (data from a folder, the number of shots, generated programs in the s
 import gzip
 import json
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,12 @@ if TYPE_CHECKING:  # the graders' processes need no data
 FOLDER = Path(__file__).resolve().parent
 Doc = dict[str, Any]  # one item, as lm-eval calls it
 Splits = dict[str, "Dataset"]
+
+
+@cache
+def known_tasks() -> list[str]:
+    """The tasks that have a YAML here."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def from_hub(*name: str) -> "DatasetDict":
