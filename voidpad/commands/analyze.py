@@ -80,7 +80,7 @@ class QuestionOptions:
     count: int = Option(
         4,
         help="prompts, of a file or of the tasks. By default `analyze overflow` takes about two minutes on two CPU "
-        "cores; a share of 2 % overflows (what is safe) is seen only with 50 or more",
+        "cores; whether at most 2 % overflow, as in a safe block size, shows only with 50 or more",
         min=1,
     )
     raw: Raw = False

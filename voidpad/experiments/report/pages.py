@@ -182,7 +182,7 @@ CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
 h2 { margin-top: 3rem; } h3 { font-size: 1.05rem; margin-top: 2rem; }
 table { border-collapse: collapse; display: block; overflow-x: auto; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; white-space: nowrap; }
+th, td { padding: .15rem .6rem; text-align: left; white-space: nowrap; }
 thead th { border-bottom: 2px solid var(--line); }
 ul { font-size: .8rem; opacity: .85; }
 pre { white-space: pre-wrap; }
