@@ -46,11 +46,11 @@ def bar(total: int, *, label: str = "decoding", shown: bool = True) -> Iterator[
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> Table:
-    """A table whose first columns hold words, the others numbers. On a narrow terminal only the last one wraps."""
+    """A table whose first columns hold words, the others numbers. On a narrow terminal the last words wrap."""
     shown = Table(box=None, padding=(0, 2, 0, 0))
     for place, head in enumerate(heads, 1):
         shown.add_column(
-            head, justify="left" if place <= left else "right", overflow="fold", no_wrap=place < len(heads)
+            head, justify="left" if place <= left else "right", overflow="fold", no_wrap=place != left
         )
     for row in rows:
         shown.add_row(*row)
