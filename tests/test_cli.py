@@ -439,6 +439,9 @@ def test_damaged_prompt_files(generate, tmp_path, content, named):
 def test_missing_prompt_files_and_wrong_conversations(generate, tmp_path):
     complains(generate(f"--file {tmp_path}/none"), 1, "none: no such file")
     complains(generate(f"--file {tmp_path}"), 1, "cannot be read (Is a directory)")
+    complains(generate("", "fine", "caf\udce9"), 1, "prompt 1: not UTF-8")
+    (tmp_path / "halves").write_text('{"prompt": "a\\ud800"}\n')
+    complains(generate(f"--file {tmp_path}/halves"), 1, "prompt 0: not UTF-8")
     complains(generate("", given=b"caf\xe9"), 1, "standard input: damaged UTF-8")
     turns = tmp_path / "turns.json"
     for content, status, named in (

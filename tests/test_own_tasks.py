@@ -118,6 +118,7 @@ def test_a_run_goes_on_with_a_new_scorer_and_not_with_new_prompts(model, folder,
     ("change", "message"),
     [
         (("task: sums", "task: [sums]"), "`task` must be one name"),
+        (("task: sums", "task: tiny_steps"), "task 'tiny_steps' is voidpad's; give it another name"),
         (("task: sums", "task: sums\noutput_type: multiple_choice"), "output_type is 'multiple_choice'"),
         (("task: sums", "task: sums\nrepeats: 4"), "repeats is 4"),
         (("task: sums", "task: sums\nunsafe_code: true"), "CodeBenchmark"),

@@ -1,10 +1,12 @@
 """Recipes: refused with every fault named, and those in the repository parse and say what the paper says."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from voidpad.errors import ConfigError
+from voidpad.models.locate import locate
 from voidpad.training.padding import POLICIES
 from voidpad.training.recipe import check, read, write_starter
 
@@ -125,3 +127,10 @@ def test_a_starter_fits_its_model(tmp_path, model, lr, width):
     assert recipe.run.save_every < 1  # often enough, however few steps there are
     with pytest.raises(ConfigError, match="save_every"):
         read(tmp_path / "my.toml", ["run.seconds=60"])
+
+
+def test_a_starter_looks_at_a_folder_of_a_model(tmp_path):
+    shutil.copytree(locate("tiny-instruct"), tmp_path / "mine")
+    write_starter(tmp_path / "my.toml", model=str(tmp_path / "mine"))
+    recipe = read(tmp_path / "my.toml")
+    assert (recipe.optim.lr, recipe.padding.window) == (1e-3, (32, 272))

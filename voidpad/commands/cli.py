@@ -6,8 +6,7 @@ import logging
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from typing import Any
 
@@ -132,20 +131,29 @@ def guarded(run: Callable[[list[str]], Any], *, debug: bool = False) -> None:
         _fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
-    except SystemExit as ending:
-        if isinstance(ending.__context__, BrokenPipeError):  # rich's answer to a reader that has gone
+    except SystemExit as ending:  # rich turns a reader that has gone into status 1
+        if any(isinstance(cause, BrokenPipeError) for cause in _causes(ending)):
             ending.code = 0
         raise
     except BrokenPipeError:  # nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        if "\nKeyboardInterrupt" in trace:  # a package turned an interrupt of its import into an ImportError
-            _fail("interrupted", 130)
+        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
+            _fail("interrupted", 130)  # some packages turn an interrupt of their import into an ImportError
         if traced or (debug and not isinstance(error, VoidpadError)):
-            print(trace, end="", file=sys.stderr)
+            import traceback
+
+            traceback.print_exc()
         _fail(message_of(error, traced or debug), 2 if isinstance(error, ConfigError) else 1)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and those it was raised from or while handling."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def message_of(error: Exception, traced: bool) -> str:

@@ -48,6 +48,11 @@ def gather(
         raise ConfigError(
             "no prompt: give one as an argument, with --file, with --messages or on standard input."
         )
+    for number, one in enumerate(found):
+        try:  # a stray byte of an argument and half a pair in JSON are lone surrogates
+            json.dumps(one, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"prompt {number}: not UTF-8, it holds half a character; convert it.") from None
     return found
 
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from voidpad.errors import ConfigError, VoidpadError
 from voidpad.evaluate.answer import Answerer, load_model
-from voidpad.evaluate.config import EvalConfig, Resources
+from voidpad.evaluate.config import DEFAULT_RESOURCES, EvalConfig, Resources
 from voidpad.evaluate.folder import AnswerRequest
 from voidpad.evaluate.likelihood import Bound
 from voidpad.evaluate.prepare import stop_strings
@@ -43,7 +43,7 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         device: str = "cpu",
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
-        tokens: int = 16384,
+        tokens: int = DEFAULT_RESOURCES.tokens,
         mc_samples: int = 128,
         check_greedy: bool = True,
         **options: Any,
@@ -57,7 +57,9 @@ class VoidpadLM(LM):  # type: ignore[misc]  # lm-eval has no types
         super().__init__()
         if device.startswith("cuda") and not torch.cuda.is_available():
             device = "cpu"
-        rows = int(batch_size) if str(batch_size).isdigit() and int(batch_size) > 1 else 32
+        rows = DEFAULT_RESOURCES.rows
+        if str(batch_size).isdigit() and int(batch_size) > 1:
+            rows = int(batch_size)
         resources = Resources(device=device, rows=rows, tokens=tokens)
         settings = {name: options.pop(name) for name in _CONFIG & options.keys()}
         name = pretrained if isinstance(pretrained, str) else pretrained.name

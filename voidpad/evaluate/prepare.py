@@ -55,6 +55,8 @@ def _task_fault(content: Mapping[str, Any]) -> str | None:
     """Why an evaluation cannot run a user's task, or None."""
     if "group" in content or not isinstance(content.get("task"), str):
         return "`task` must be one name; name the tasks of a group one by one"
+    if content["task"] in known_tasks():
+        return f"task {content['task']!r} is voidpad's; give it another name"
     if (kind := content.get("output_type", "generate_until")) != "generate_until":
         return f"output_type is {kind!r}; likelihood tasks go through python -m voidpad.evaluate.lm_eval"
     if not content.get("metric_list"):

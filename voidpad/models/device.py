@@ -32,9 +32,8 @@ class QuantScheme:
     weight_bytes: float  # memory of one weight, at most, while it is loaded
     config: Callable[[torch.dtype], Any] | None = None
     convert: Callable[[Any], None] | None = None
-    fault: Callable[[str], str | None] = lambda device: (
-        None
-    )  # why `convert` cannot serve a device; None if it can
+    # Why `convert` cannot serve a device; None if it can.
+    fault: Callable[[str], str | None] = lambda device: None
     dtype: str | None = None  # of everything else in the network, if no other will do
     rounds: str = "weights"  # what is approximate
     packs: bool = False  # whether packed passes and CUDA graphs were made to work with it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -249,19 +250,31 @@ def _apply(values: dict[str, Any], change: str) -> None:
     values[last] = value
 
 
+SMALL = 100_000_000  # parameters below which a model learns at a rate that would wreck a large one
+
+
 def write_starter(path: Path, *, model: str, data: str | None = None) -> None:
     """A recipe for LoRA fine-tuning with VOID padding. Its first lines name the commands to run with it.
 
-    The built-in models get a larger learning rate than the paper's, and canvases as wide as they were trained with.
-    Nothing is downloaded.
+    A model that is here is looked at: a small one gets a larger learning rate, and one that voidpad trained gets the
+    canvas widths it was trained with. Nothing is downloaded.
     """
-    from voidpad.models.locate import BUILT_IN
+    from voidpad.models import read_card
+    from voidpad.models.locate import BUILT_IN, locate, refuse_adapter
+    from voidpad.models.weights import headers
 
     if path.exists():
         raise ConfigError(f"--init {path}: already exists; choose another name.")
     lr, width = "5e-5", 'width = "batch"'
-    if model in BUILT_IN:
-        lr, width = "1e-3", 'width = "window"\nwindow = [32, 272]'
+    if model in BUILT_IN or Path(model).is_dir():
+        refuse_adapter(model)
+        folder = locate(model)
+        card = read_card(folder)
+        if sum(math.prod(tensor.shape) for tensor in headers(folder).values()) < SMALL:
+            lr = "1e-3"
+        before = (card.recipe if card else {}).get("padding") or {}
+        if before.get("width") == "window":
+            width = f'width = "window"\nwindow = {before["window"]}'
     data, output = data or str(path.with_suffix(".safetensors")), str(path.with_suffix(""))
     words = {"model": model, "data": data, "output": output}
     quoted = {f"{name}_text": json.dumps(text) for name, text in words.items()}  # as TOML strings
